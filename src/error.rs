@@ -1,0 +1,192 @@
+//! What can go wrong, one variant for each decision that a caller can take.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::name::{Name, NameError};
+use crate::options::OptionsError;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a [`Locker`](crate::Locker) could not be made, or a request to the store could not be sent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The options are not usable.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// The name is not usable.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The URL of the store cannot be used.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// The store cannot be reached, or must not be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The Locker has been closed.
+    #[error("the locker is closed")]
+    Closed,
+    /// The driver, which speaks with the store, is gone: a bug in leasehold, or its thread could not be started.
+    #[error("the driver of the locker is gone: make a new Locker, and report this with the log")]
+    Driver,
+}
+
+/// Why the URL of a store cannot be used. What is shown of the URL is its scheme alone: the rest may hold a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// There is no scheme before the first colon.
+    #[error("the store's URL has no scheme: write file:/var/lib/my-app/leases")]
+    NoScheme,
+    /// The scheme is not one of a known store.
+    #[error("there is no store for {scheme:?} URLs: write file:/var/lib/my-app/leases")]
+    UnknownScheme {
+        /// What stands before the first colon.
+        scheme: String,
+    },
+    /// The store exists, but this build does not have it.
+    #[error("{scheme:?} URLs need leasehold's feature {feature:?}, which this build does not have")]
+    FeatureOff {
+        /// What stands before the first colon.
+        scheme: String,
+        /// The Cargo feature that brings it.
+        feature: &'static str,
+    },
+    /// A `file:` URL names a host.
+    #[error("a file: URL takes a path on this host, not a host: write file:/var/lib/my-app/leases")]
+    FileHost,
+    /// A `file:` URL has no path.
+    #[error("the file: URL has no path: write file:/var/lib/my-app/leases")]
+    FilePath,
+}
+
+/// Why a session with the store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The store did not answer in time.
+    #[error("the store did not answer the connection within {}", humantime::format_duration(*.limit))]
+    Timeout {
+        /// The query timeout, which bounds connecting too.
+        limit: Duration,
+    },
+    /// The store cannot be reached.
+    #[error("the store cannot be reached: {reason}")]
+    Unreachable {
+        /// What happened, and what to look at.
+        reason: String,
+    },
+    /// The directory of the file store cannot be used.
+    #[error("cannot use the directory {}: {remedy}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What to change.
+        remedy: &'static str,
+        /// What the system said.
+        source: Source,
+    },
+    /// The directory of the file store lies on a file system whose locks cannot be trusted.
+    #[error("{} lies on {file_system}, whose locks leasehold does not trust: use a directory on a local disk", path.display())]
+    NetworkFileSystem {
+        /// The directory.
+        path: PathBuf,
+        /// The kind of file system.
+        file_system: &'static str,
+    },
+}
+
+/// Why [`run`](crate::Locker::run) ended without the job's value.
+///
+/// It implements [`std::error::Error`] for every `E` that can be shown, also one that is no error itself, such as
+/// `anyhow::Error`; so `?` works.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// The job returned this error while it held the lease, which was released.
+    Job(E),
+    /// The name is in use on this Locker: a candidate of that name stands by, leads or drains.
+    AlreadyRunning {
+        /// The name.
+        name: Name,
+    },
+    /// The name is not usable.
+    Name(NameError),
+    /// This Locker contends for as many names as [`Options::max_held`](crate::Options::max_held) allows.
+    TooManyNames {
+        /// How many that is.
+        max_held: usize,
+    },
+    /// The options of this candidate are not usable.
+    Options(OptionsError),
+    /// The driver, which speaks with the store, is gone: a bug in leasehold. No lease of this Locker is held.
+    Driver,
+}
+
+impl<E: fmt::Display> fmt::Display for RunError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(error) => write!(f, "the job failed: {error}"),
+            Self::AlreadyRunning { name } => {
+                write!(
+                    f,
+                    "a candidate for {name:?} is already running on this locker: use a second Locker to contend with yourself"
+                )
+            }
+            Self::Name(error) => error.fmt(f),
+            Self::TooManyNames { max_held } => {
+                write!(
+                    f,
+                    "this locker already contends for {max_held} names: raise max_held, or use a second Locker"
+                )
+            }
+            Self::Options(error) => error.fmt(f),
+            Self::Driver => f.write_str(
+                "the driver of the locker is gone: make a new Locker, and report this with the log",
+            ),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> std::error::Error for RunError<E> {}
+
+impl<E> RunError<E> {
+    /// Gives the job's own error, if that is what it was.
+    pub fn into_job(self) -> Option<E> {
+        match self {
+            Self::Job(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Why a lease was lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// A statement went unanswered for the query timeout; the session was given up.
+    #[error("the store did not answer within {}", humantime::format_duration(*.limit))]
+    Timeout {
+        /// The query timeout.
+        limit: Duration,
+    },
+    /// The deadline passed before anything was answered: the process or its host stood still.
+    #[error("the deadline passed without an answer of the store")]
+    Deadline,
+    /// The store ended the session.
+    #[error("the store ended the session: {reason}")]
+    Closed {
+        /// What the store, or the socket, said.
+        reason: String,
+        /// The SQLSTATE, where the store is a database and sent one.
+        sqlstate: Option<String>,
+    },
+    /// The session is alive, but the lease is no longer this session's.
+    #[error("the store no longer has this lease for the session")]
+    Gone,
+    /// The driver panicked: a bug in leasehold.
+    #[error("the driver is gone")]
+    Driver,
+}

@@ -1,0 +1,139 @@
+//! The seam between the driver and what it coordinates through.
+//!
+//! A [`Store`] connects; a [`Session`] is one live connection, owned by one driver, and dies with it. Only the files
+//! below this one know a protocol; the driver knows only what stands here, and nothing here knows the verbs.
+
+pub(crate) mod file;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod memory;
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::error::{ConnectError, LossCause};
+use crate::name::{Key, Name};
+
+/// What a store does of its own, beyond arbitrating: what the guarantees rest on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Enforcement {
+    /// It frees the leases of a session that has fallen silent, `ttl` after the last statement that it finished.
+    pub(crate) frees_silent_holders: bool,
+    /// Any statement that it answers restarts the clock of every lease of the session. Where not, only a heartbeat
+    /// does, and the grant itself.
+    pub(crate) any_answer_renews: bool,
+}
+
+/// Whether others may hold the key at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exclusive,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "shared locks; the stores prove that the seam carries them")
+    )]
+    Shared,
+}
+
+/// One attempt to take a key.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) key: Key,
+    /// For people: what the key stands for.
+    pub(crate) name: Name,
+    pub(crate) mode: Mode,
+    /// How long the store keeps the key for a silent holder, where it can.
+    pub(crate) ttl: Duration,
+    /// Register as waiting before trying, so that a release of the key is pushed here.
+    pub(crate) register: bool,
+}
+
+/// What a store says to an [`Ask`]. It never waits for the key to become free.
+#[derive(Debug)]
+pub(crate) enum Answer<H> {
+    /// The key is this session's, and this session no longer waits for it.
+    Granted(H),
+    /// Somebody else holds it.
+    Busy {
+        /// A release from now on will be pushed here. Where not, the driver asks once more at once.
+        registered: bool,
+    },
+    /// The store could not tell; the session goes on. The text says why and what to change.
+    Failed(String),
+}
+
+/// One batch of releases and attempts, done in one round trip, releases first.
+#[derive(Debug)]
+pub(crate) struct Exchange<H> {
+    pub(crate) releases: Vec<H>,
+    /// Keys that this session no longer waits for.
+    pub(crate) withdrawals: Vec<Key>,
+    pub(crate) asks: Vec<Ask>,
+}
+
+/// The answers to an [`Exchange`], in the order of its parts.
+#[derive(Debug)]
+pub(crate) struct Exchanged<H> {
+    /// Whether the key was still this session's when it was released.
+    pub(crate) released: Vec<bool>,
+    pub(crate) answers: Vec<Answer<H>>,
+}
+
+/// What a session is told without asking.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A key that this session waits for was released.
+    Freed(Key),
+    /// Somebody sent a message.
+    Message(Message),
+    /// The session is over: the store holds nothing for it any more.
+    Closed(LossCause),
+}
+
+/// What Lockers tell each other through the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Whoever leads this key is asked to hand it over.
+    StepDown(Key),
+}
+
+/// Where sessions come from.
+pub(crate) trait Store: Send + 'static {
+    type Session: Session;
+
+    /// What the store of a live session does of its own.
+    fn enforcement(&self) -> Enforcement;
+
+    /// Opens a session and checks that it can be trusted. The driver bounds it with the query timeout; dropped in the
+    /// middle it leaves nothing open.
+    fn connect(&mut self) -> impl Future<Output = Result<Self::Session, ConnectError>> + Send;
+}
+
+/// One live connection to a store.
+///
+/// Statements are never started beside each other. A dropped statement may still be carried out: the driver then uses
+/// the session no more. An `Err` of any statement says that the session is over and holds nothing any more.
+///
+/// Dropping a session is its *hard* end: nothing is sent, and the store frees what it held as soon as it notices.
+pub(crate) trait Session: Send + 'static {
+    /// The store's proof of one grant; opaque to the driver.
+    type Held: Clone + std::fmt::Debug + Send + Sync + 'static;
+
+    /// Carries out releases and attempts, in this order, in one round trip.
+    fn exchange(
+        &mut self,
+        exchange: &Exchange<Self::Held>,
+    ) -> impl Future<Output = Result<Exchanged<Self::Held>, LossCause>> + Send;
+
+    /// Tells, for each grant, whether it is still this session's: ownership, not liveness. Never re-acquires.
+    fn heartbeat(&mut self, held: &[Self::Held])
+    -> impl Future<Output = Result<Vec<bool>, LossCause>> + Send;
+
+    /// Sends a message to every session of the store, best effort.
+    fn publish(&mut self, message: Message) -> impl Future<Output = Result<(), LossCause>> + Send;
+
+    /// Waits for the next event. Cancel-safe: no event is lost when the future is dropped.
+    fn event(&mut self) -> impl Future<Output = Event> + Send;
+
+    /// Ends the session in order: frees what it holds, tells the store. The driver bounds it.
+    fn end(self) -> impl Future<Output = ()> + Send;
+}
