@@ -20,6 +20,14 @@ pub(crate) fn sleep_until(at: Instant) -> Sleep {
     tokio::time::sleep_until(timer(at))
 }
 
+/// As [`sleep_until`]; without an instant, for ever.
+pub(crate) async fn sleep_until_some(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Translates an instant of [`now`] to one of tokio's timers.
 pub(crate) fn timer(at: Instant) -> Instant {
     at.checked_sub(suspended()).unwrap_or(at)

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 
+use crate::sabotage::Sabotage;
+
 /// How long a standby waits between two attempts, before jitter: 5 s.
 ///
 /// A release is pushed to the standbys; this interval matters after a crash, and where a push got lost.
@@ -59,9 +61,9 @@ pub struct Options {
     pub(crate) drain_timeout: Option<Duration>,
     pub(crate) max_held: usize,
     pub(crate) identity: String,
-    /// The product broken on purpose: see `sabotage.rs`.
+    /// The product broken on purpose, in the library's own tests.
     #[cfg(test)]
-    pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
+    pub(crate) sabotage: Option<Sabotage>,
 }
 
 impl Default for Options {
@@ -236,6 +238,18 @@ impl Options {
             return Err(OptionsError::Identity { identity: self.identity.clone() });
         }
         Ok(())
+    }
+
+    /// Whether the product is to be broken in this way: never outside of the library's own tests.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the field is there in tests only"))]
+    pub(crate) fn is_broken(&self, way: Sabotage) -> bool {
+        #[cfg(test)]
+        return self.sabotage == Some(way);
+        #[cfg(not(test))]
+        {
+            let _ = way;
+            false
+        }
     }
 
     fn set(self, option: &str, value: &str) -> Result<Self, OptionsError> {

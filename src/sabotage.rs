@@ -1,6 +1,6 @@
 //! The product broken on purpose, for the twins of the safety tests: each must make the simulation fail.
 //!
-//! Compiled into the library's own tests only.
+//! Only the library's own tests can ask for one: see `Options::is_broken`.
 
 /// One way to break the safety argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

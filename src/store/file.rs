@@ -1,1 +1,215 @@
-//! Files.
+//! The file store: OS locks in a directory that the processes of one host share. No server; the kernel frees what a
+//! dead process held.
+//!
+//! ```text
+//! <directory>/<key, 16 hex digits>.lock      one file per key, never unlinked; its line says who got it last
+//! <directory>/peers/<identity>-<random>.sock one datagram socket per session (Unix): wake-ups and messages
+//! ```
+//!
+//! Everything that touches the disk runs on a blocking thread, so that a hung disk costs the driver a timeout and not
+//! its thread. A statement that the driver drops runs on there, and keeps what the session shares alive until it is
+//! done: whichever of the two ends last frees the locks.
+
+mod directory;
+mod locks;
+#[cfg_attr(not(unix), path = "file/no_peers.rs")]
+mod peers;
+
+use std::collections::{HashSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use self::directory::Directory;
+pub(crate) use self::locks::Held;
+use self::locks::Locks;
+use self::peers::{Inbox, Outbox};
+use super::{Answer, Enforcement, Event, Exchange, Exchanged, Message, Session, Store};
+use crate::error::{ConnectError, LossCause, UrlError};
+use crate::name::Key;
+
+/// Parses `file:PATH` and `file:///PATH`. The path is taken as it stands: no percent-decoding, no query, no fragment,
+/// so that every path can be written.
+pub(crate) fn directory_of_url(url: &str) -> Result<PathBuf, UrlError> {
+    let (scheme, rest) = url.split_once(':').ok_or(UrlError::NoScheme)?;
+    if !scheme.eq_ignore_ascii_case("file") {
+        return Err(UrlError::UnknownScheme { scheme: scheme.to_owned() });
+    }
+    let path = match rest.strip_prefix("//") {
+        None => rest,
+        Some(path) if path.is_empty() || path.starts_with('/') => path,
+        Some(_) => return Err(UrlError::FileHost),
+    };
+    if path.is_empty() { Err(UrlError::FilePath) } else { Ok(path.into()) }
+}
+
+/// A directory that has been found fit to hold locks.
+#[derive(Debug)]
+pub(crate) struct FileStore {
+    path: PathBuf,
+    identity: String,
+}
+
+impl FileStore {
+    /// Makes the directory where it is missing, and checks at once that locks can be taken in it.
+    ///
+    /// A relative path is resolved now, so that a later change of the working directory changes nothing.
+    pub(crate) fn open(dir: &Path, identity: &str) -> Result<Self, ConnectError> {
+        let path = std::path::absolute(dir).map_err(|error| directory::refused(dir, error))?;
+        directory::prepare(&path)?;
+        Ok(Self { path, identity: identity.to_owned() })
+    }
+}
+
+impl Store for FileStore {
+    type Session = FileSession;
+
+    fn enforcement(&self) -> Enforcement {
+        Enforcement { frees_silent_holders: false, any_answer_renews: true }
+    }
+
+    async fn connect(&mut self) -> Result<FileSession, ConnectError> {
+        let (path, identity) = (self.path.clone(), self.identity.clone());
+        let opened = tokio::task::spawn_blocking(move || Shared::open(path, &identity));
+        let unreachable = |reason: String| ConnectError::Unreachable { reason };
+        let (shared, inbox) = opened.await.map_err(|error| unreachable(error.to_string()))??;
+        Ok(FileSession {
+            shared: Arc::new(shared),
+            inbox: inbox.register().map_err(|error| unreachable(error.to_string()))?,
+            waiting: HashSet::new(),
+            events: VecDeque::new(),
+        })
+    }
+}
+
+/// What a session shares with the statement that runs on a blocking thread. Its drop is the end of the session: the
+/// locks go first, then the socket.
+#[derive(Debug)]
+struct Shared {
+    /// Locked on blocking threads only.
+    locks: Mutex<Locks>,
+    outbox: Outbox,
+}
+
+impl Shared {
+    fn open(path: PathBuf, identity: &str) -> Result<(Self, Inbox<peers::Idle>), ConnectError> {
+        let directory = Directory::open(path)?;
+        let (outbox, inbox) = peers::open(directory.path(), identity)
+            .map_err(|error| directory::refused(directory.path(), error))?;
+        let locks = Mutex::new(Locks::new(directory, identity.to_owned()));
+        Ok((Self { locks, outbox }, inbox))
+    }
+
+    /// Runs `work` on a blocking thread, to its end even if the returned future is dropped.
+    async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Arc<Self>, &mut Locks) -> Result<T, LossCause> + Send + 'static,
+    ) -> Result<T, LossCause> {
+        let shared = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || {
+            let mut locks = shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&shared, &mut locks)
+        });
+        done.await.unwrap_or_else(|error| {
+            Err(LossCause::Closed {
+                reason: format!("a file operation did not end: {error}"),
+                sqlstate: None,
+            })
+        })
+    }
+
+    /// The session is gone: only a statement that it dropped is left.
+    fn is_abandoned(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1
+    }
+}
+
+/// One live session: its locks and its socket.
+#[derive(Debug)]
+pub(crate) struct FileSession {
+    // First, so that on drop the locks and the name of the socket go before the socket: no peer sends to a dead one.
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    waiting: HashSet<Key>,
+    events: VecDeque<Event>,
+}
+
+impl Session for FileSession {
+    type Held = Held;
+
+    async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
+        for key in &exchange.withdrawals {
+            self.waiting.remove(key);
+        }
+        let registered = exchange.asks.iter().filter(|ask| ask.register).map(|ask| ask.key);
+        self.waiting.extend(registered);
+
+        let (giving_back, asks) = (exchange.releases.clone(), exchange.asks.clone());
+        let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
+            locks.check_directory()?;
+            let mut freed = Vec::new();
+            let released = giving_back.iter().map(|held| locks.release(*held, &mut freed)).collect();
+            shared.outbox.freed(&freed);
+            let mut answers = Vec::with_capacity(asks.len());
+            for ask in &asks {
+                if shared.is_abandoned() {
+                    break;
+                }
+                answers.push(locks.take(ask));
+            }
+            Ok((Exchanged { released, answers }, freed))
+        };
+        let (exchanged, freed) = self.shared.run(work).await?;
+
+        self.events.extend(freed.into_iter().map(Event::Freed));
+        for (ask, answer) in exchange.asks.iter().zip(&exchanged.answers) {
+            if let Answer::Granted(_) = answer {
+                self.waiting.remove(&ask.key);
+            }
+        }
+        Ok(exchanged)
+    }
+
+    async fn heartbeat(&mut self, held: &[Held]) -> Result<Vec<bool>, LossCause> {
+        let held = held.to_vec();
+        let work = move |_: &Arc<Shared>, locks: &mut Locks| {
+            locks.check_directory()?;
+            Ok(held.into_iter().map(|held| locks.confirm(held)).collect())
+        };
+        self.shared.run(work).await
+    }
+
+    async fn publish(&mut self, message: Message) -> Result<(), LossCause> {
+        // To itself without a socket: that cannot get lost.
+        self.events.push_back(Event::Message(message));
+        let work = move |shared: &Arc<Shared>, _: &mut Locks| {
+            shared.outbox.publish(message);
+            Ok(())
+        };
+        self.shared.run(work).await
+    }
+
+    async fn event(&mut self) -> Event {
+        loop {
+            while let Some(event) = self.events.pop_front() {
+                match event {
+                    Event::Freed(key) if !self.waiting.contains(&key) => {}
+                    event => return event,
+                }
+            }
+            self.inbox.receive(&mut self.events).await;
+        }
+    }
+
+    async fn end(self) {
+        let work = |shared: &Arc<Shared>, locks: &mut Locks| {
+            shared.outbox.freed(&locks.release_all());
+            Ok(())
+        };
+        if let Err(cause) = self.shared.run(work).await {
+            tracing::debug!(%cause, "the session of the file store did not end in order");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

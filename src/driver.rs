@@ -1,0 +1,361 @@
+//! The driver: an actor, on a thread of its own, that owns the one session with the store.
+//!
+//! It is the only place that decides that a lease is lost. What it knows stands in [`machine`]; this file does the
+//! waiting: it connects, carries out statements one after the other, gives the session up when it must, and goes on
+//! taking requests all the while.
+//!
+//! ```text
+//!   idle ──► connect ──► serve ──► (lost) tell every job, wait for them, close ──► back off ──► connect …
+//!                          └─────► (all left) end in order
+//! ```
+
+pub(crate) mod command;
+mod machine;
+pub(crate) mod term;
+
+use std::future::{self, Future};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use crate::clock;
+use crate::driver::command::{Id, Request};
+use crate::driver::machine::{Machine, Statement};
+use crate::error::{ConnectError, LossCause};
+use crate::options::Options;
+use crate::sabotage::Sabotage;
+use crate::store::{Event, Session, Store};
+
+/// Longest first wait before reconnecting; it doubles up to the retry interval. Short, since most outages are.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+type HeldOf<S> = <<S as Store>::Session as Session>::Held;
+
+pub(crate) struct Driver<S: Store> {
+    store: S,
+    session: Option<S::Session>,
+    options: Arc<Options>,
+    inbox: Inbox<S>,
+    rng: StdRng,
+    /// How many connections in a row have failed, or died before their first answer.
+    failures: u32,
+}
+
+/// How [`Driver::serve`] ended.
+enum Served {
+    Lost(LossCause),
+    /// Everybody has left.
+    Done,
+}
+
+impl<S: Store> Driver<S> {
+    pub(crate) fn new(
+        store: S,
+        options: Arc<Options>,
+        mut rng: StdRng,
+        requests: mpsc::UnboundedReceiver<Request>,
+    ) -> Self {
+        let machine_rng = rand::SeedableRng::seed_from_u64(rng.random());
+        let machine = Machine::new(Arc::clone(&options), store.enforcement(), machine_rng, clock::now());
+        let inbox = Inbox {
+            machine,
+            requests,
+            eager: None,
+            closers: Vec::new(),
+            closing: false,
+            handles_gone: false,
+        };
+        Self { store, session: None, options, inbox, rng, failures: 0 }
+    }
+
+    /// Runs until every handle is gone or the Locker is closed.
+    pub(crate) async fn run(mut self) {
+        let identity = self.options.identity.clone();
+        if catch_panic(self.drive()).await.is_err() {
+            error!(identity, "the driver panicked: every lease of this locker is lost");
+            // The same order as for any loss: tell, wait for the jobs, then let go of the session.
+            self.inbox.machine.on_session_lost(&LossCause::Driver, clock::now());
+            self.inbox.machine.dismiss();
+            self.let_jobs_end().await;
+        }
+        debug!(identity, "the driver ends");
+    }
+
+    async fn drive(&mut self) {
+        while self.idle().await {
+            if !self.connect().await {
+                continue;
+            }
+            match self.serve().await {
+                Served::Lost(cause) => self.lose(cause).await,
+                Served::Done => break,
+            }
+        }
+        if let Some(session) = self.session.take() {
+            let in_time = tokio::time::timeout(self.options.query_timeout, session.end()).await.is_ok();
+            info!(identity = %self.options.identity, in_time, "session ended");
+        }
+        self.inbox.done();
+    }
+
+    /// Waits until somebody needs a session, and after failures for as long as it takes to spare the store. False if
+    /// everybody has left.
+    async fn idle(&mut self) -> bool {
+        let spare = self.backoff();
+        self.inbox.meanwhile(tokio::time::sleep(spare), |inbox| !inbox.wants_session()).await.ok();
+        self.inbox
+            .meanwhile(future::pending::<()>(), |inbox| inbox.wants_session() || inbox.is_done())
+            .await
+            .ok();
+        !self.inbox.is_done()
+    }
+
+    /// Full jitter over an exponential bound: "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
+    fn backoff(&mut self) -> Duration {
+        let Some(doublings) = self.failures.checked_sub(1) else { return Duration::ZERO };
+        let bound = FIRST_BACKOFF.saturating_mul(1 << doublings.min(20)).min(self.options.retry_interval);
+        bound.mul_f64(self.rng.random_range(0.0..=1.0))
+    }
+
+    /// Opens a session. False if that failed or nobody needs it any more.
+    async fn connect(&mut self) -> bool {
+        let limit = self.options.query_timeout;
+        self.failures += 1;
+        let connected = {
+            let connecting = tokio::time::timeout(limit, self.store.connect());
+            self.inbox.meanwhile(connecting, |inbox| !inbox.wants_session() || inbox.is_done()).await
+        };
+        let connected = match connected {
+            Ok(Some(Ok(connected))) => connected,
+            Ok(Some(Err(_elapsed))) => Err(ConnectError::Timeout { limit }),
+            Ok(None) | Err(_) => return false,
+        };
+        let identity = &self.options.identity;
+        match connected {
+            Ok(session) => {
+                info!(identity, "session up");
+                self.session = Some(session);
+                self.inbox.machine.on_session(clock::now());
+                self.inbox.connected(Ok(()));
+                true
+            }
+            Err(error) => {
+                warn!(identity, %error, "cannot connect to the store");
+                self.inbox.connected(Err(error));
+                false
+            }
+        }
+    }
+
+    /// Carries out statement after statement, and between them waits for what happens.
+    async fn serve(&mut self) -> Served {
+        let Self { session: Some(session), inbox, options, failures, .. } = self else { return Served::Done };
+        let lost = loop {
+            let now = clock::now();
+            inbox.answer_closers();
+            if let Err(cause) = inbox.machine.on_time(now) {
+                break cause;
+            }
+            if let Some(statement) = inbox.machine.next_statement(now) {
+                if let Err(cause) = carry_out(session, inbox, options, statement).await {
+                    break cause;
+                }
+                *failures = 0;
+                continue;
+            }
+            if inbox.is_done() {
+                return Served::Done;
+            }
+            match inbox.idle(session.event()).await {
+                Ok(Some(Event::Freed(key))) => inbox.machine.on_freed(key, clock::now()),
+                Ok(Some(Event::Message(message))) => inbox.machine.on_message(message, clock::now()),
+                Ok(Some(Event::Closed(cause))) | Err(cause) => break cause,
+                Ok(None) => {}
+            }
+        };
+        Served::Lost(lost)
+    }
+
+    /// Gives the session up. The order is the safety argument: *tell* every job; *wait* until the last one has ended
+    /// or was dropped, since closing the session is a release; then *close* it, and only then connect anew. Where the
+    /// store has ended the session itself, there is nothing left to wait for.
+    async fn lose(&mut self, cause: LossCause) {
+        self.inbox.machine.on_session_lost(&cause, clock::now());
+        warn!(identity = %self.options.identity, %cause, "session lost");
+        let is_closed = matches!(cause, LossCause::Closed { .. });
+        if !is_closed && !self.options.is_broken(Sabotage::CloseBeforeEnd) {
+            self.let_jobs_end().await;
+        }
+        self.session = None;
+        self.failures = self.failures.max(1);
+    }
+
+    async fn let_jobs_end(&mut self) {
+        let Some(at) = self.inbox.machine.lost_jobs_until() else { return };
+        let ended = |inbox: &Inbox<S>| inbox.machine.lost_jobs_until().is_none();
+        self.inbox.meanwhile(clock::sleep_until(at), ended).await.ok();
+    }
+}
+
+/// Sends one statement and takes its answer; an answer that takes longer than the query timeout is not waited for.
+async fn carry_out<S: Store>(
+    session: &mut S::Session,
+    inbox: &mut Inbox<S>,
+    options: &Options,
+    statement: Statement<HeldOf<S>>,
+) -> Result<(), LossCause> {
+    // Before anything is sent: the store's clock for this statement cannot start earlier.
+    let sent = clock::now();
+    let limit = options.query_timeout;
+    let unanswered = match statement {
+        Statement::Heartbeat(heartbeat) => {
+            match inbox.answer(limit, session.heartbeat(&heartbeat.held)).await {
+                Ok(ours) => return inbox.machine.on_heartbeat(heartbeat, &ours, sent, clock::now()),
+                Err(cause) => (Statement::Heartbeat(heartbeat), cause),
+            }
+        }
+        Statement::Exchange(batch) => match inbox.answer(limit, session.exchange(&batch.exchange)).await {
+            Ok(exchanged) => return inbox.machine.on_exchange(batch, exchanged, sent, clock::now()),
+            Err(cause) => (Statement::Exchange(batch), cause),
+        },
+        Statement::Publish(message, reply) => match inbox.answer(limit, session.publish(message)).await {
+            Ok(()) => {
+                reply.send(()).ok();
+                return inbox.machine.on_published(sent, clock::now());
+            }
+            Err(cause) => (Statement::Publish(message, reply), cause),
+        },
+    };
+    let (statement, cause) = unanswered;
+    inbox.machine.on_unanswered(statement);
+    Err(cause)
+}
+
+/// What the driver is asked, and what it knows.
+struct Inbox<S: Store> {
+    machine: Machine<HeldOf<S>>,
+    requests: mpsc::UnboundedReceiver<Request>,
+    /// Who waits for the first connection.
+    eager: Option<oneshot::Sender<Result<(), ConnectError>>>,
+    closers: Vec<(Vec<Id>, oneshot::Sender<()>)>,
+    /// To end when everybody has left: asked to, or every handle is gone.
+    closing: bool,
+    handles_gone: bool,
+}
+
+impl<S: Store> Inbox<S> {
+    /// Does `work`, and meanwhile takes requests and looks at the clock. `None` as soon as `enough` holds.
+    ///
+    /// # Errors
+    ///
+    /// The cause, if a deadline has passed meanwhile.
+    async fn meanwhile<F: Future>(
+        &mut self,
+        work: F,
+        enough: impl Fn(&Self) -> bool,
+    ) -> Result<Option<F::Output>, LossCause> {
+        self.until(work, Machine::next_alarm, enough).await
+    }
+
+    /// As [`meanwhile`](Self::meanwhile), until there is something to send, or everybody has left.
+    async fn idle<F: Future>(&mut self, work: F) -> Result<Option<F::Output>, LossCause> {
+        let enough = |inbox: &Self| inbox.is_done() || inbox.machine.has_statement(clock::now());
+        self.until(
+            work,
+            |machine| machine.next_alarm().into_iter().chain(machine.next_statement_at()).min(),
+            enough,
+        )
+        .await
+    }
+
+    async fn until<F: Future>(
+        &mut self,
+        work: F,
+        wake: impl Fn(&Machine<HeldOf<S>>) -> Option<Instant>,
+        enough: impl Fn(&Self) -> bool,
+    ) -> Result<Option<F::Output>, LossCause> {
+        let mut work = pin!(work);
+        while !enough(self) {
+            let wake = wake(&self.machine);
+            tokio::select! {
+                biased;
+                output = &mut work => return Ok(Some(output)),
+                request = self.requests.recv(), if !self.handles_gone => self.take(request),
+                () = clock::sleep_until_some(wake) => self.machine.on_time(clock::now())?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for an answer of the store, meanwhile taking requests.
+    async fn answer<T>(
+        &mut self,
+        limit: Duration,
+        statement: impl Future<Output = Result<T, LossCause>>,
+    ) -> Result<T, LossCause> {
+        match self.meanwhile(tokio::time::timeout(limit, statement), |_| false).await? {
+            Some(Ok(answer)) => answer,
+            Some(Err(_)) | None => Err(LossCause::Timeout { limit }),
+        }
+    }
+
+    fn take(&mut self, request: Option<Request>) {
+        match request {
+            Some(Request::Command(command)) => self.machine.on_command(command, clock::now()),
+            Some(Request::Connect(reply)) => self.eager = Some(reply),
+            Some(Request::Close { within, reply }) => {
+                self.closing = true;
+                self.closers.push((within, reply));
+            }
+            None => (self.closing, self.handles_gone) = (true, true),
+        }
+        self.answer_closers();
+    }
+
+    /// Whoever closes from inside of a job is not kept waiting for that job.
+    fn answer_closers(&mut self) {
+        for i in (0..self.closers.len()).rev() {
+            let within = &self.closers[i].0;
+            if !within.is_empty() && self.machine.is_left_to(within) {
+                self.closers.swap_remove(i).1.send(()).ok();
+            }
+        }
+    }
+
+    fn wants_session(&self) -> bool {
+        self.eager.is_some() || self.machine.wants_session()
+    }
+
+    fn is_done(&self) -> bool {
+        self.closing && self.machine.is_left_to(&[])
+    }
+
+    fn connected(&mut self, how: Result<(), ConnectError>) {
+        if let Some(eager) = self.eager.take() {
+            eager.send(how).ok();
+        }
+    }
+
+    fn done(&mut self) {
+        for (_, reply) in self.closers.drain(..) {
+            reply.send(()).ok();
+        }
+    }
+}
+
+/// Polls a future to its end or its panic. What the future borrowed is whole afterwards: its owner tidies up.
+async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
+    let mut future = pin!(future);
+    future::poll_fn(move |cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => std::task::Poll::Ready(Err(panic)),
+    })
+    .await
+}

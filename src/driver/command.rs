@@ -1,0 +1,96 @@
+//! What the handles tell the driver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use super::term::{Reason, State, Term};
+use crate::error::ConnectError;
+use crate::name::{Key, Name};
+use crate::store::Message;
+
+/// Tells apart the candidates of one Locker, also those of one name that follow each other.
+pub(crate) type Id = u64;
+
+/// What a handle asks of the driver.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Connect now, and tell how it went.
+    Connect(oneshot::Sender<Result<(), ConnectError>>),
+    /// End when every candidate has left. `within` are the candidates whose jobs the caller runs inside of: it is
+    /// answered without waiting for those.
+    Close {
+        within: Vec<Id>,
+        reply: oneshot::Sender<()>,
+    },
+    Command(Command),
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// A candidate takes its seat. It does not ask yet.
+    Enlist(Id, Place),
+    /// It asks from now on, until it is granted the lease.
+    Contend(Id, Again),
+    /// It stops asking for now, and runs no job.
+    Rest(Id),
+    /// It leaves for good, and runs no job.
+    Withdraw(Id),
+    /// Its job is to stop, if this is still its term.
+    Stop {
+        id: Id,
+        term: u64,
+        reason: Reason,
+    },
+    /// Its job of that term has ended, its future has been dropped.
+    Ended {
+        id: Id,
+        term: u64,
+        done: oneshot::Sender<Parting>,
+    },
+    /// Does it still hold? Ask the store.
+    Check {
+        id: Id,
+        term: u64,
+        reply: oneshot::Sender<bool>,
+    },
+    Publish(Message, oneshot::Sender<()>),
+}
+
+/// Where a candidate sits.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) name: Name,
+    pub(crate) key: Key,
+    pub(crate) takeover_delay: Duration,
+    pub(crate) grants: mpsc::UnboundedSender<Arc<Term>>,
+    pub(crate) state: watch::Sender<State>,
+}
+
+impl Place {
+    /// Tells the run that its job may start.
+    pub(crate) fn lead(&self, term: &Arc<Term>, now: Instant) {
+        self.state.send_replace(State::Leading { term: term.number, since: now });
+        // A run that has gone says so itself, and the lease is released then.
+        self.grants.send(Arc::clone(term)).ok();
+    }
+}
+
+/// When a candidate asks again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Again {
+    AtOnce,
+    /// After one jittered retry interval: it has just handed over.
+    AfterInterval,
+}
+
+/// How a term ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parting {
+    /// The lease was held to the end, and is free again.
+    Released,
+    /// The lease had been lost before: the job's result does not count.
+    Lost,
+}

@@ -1,0 +1,718 @@
+//! What the driver knows and decides, without any waiting: who contends, who holds, what to send next.
+//!
+//! A name goes `Resting → Waiting → Held → (Lost) → Resting`. Every method takes the time as an argument and sends
+//! nothing to the store: [`Driver`](super::Driver) carries out what [`Machine::next_statement`] says.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::command::{Again, Command, Id, Parting, Place};
+use super::term::{Reason, State, Term};
+use crate::error::LossCause;
+use crate::name::{Key, Name};
+use crate::options::{Bounds, JITTER, Options};
+use crate::sabotage::Sabotage;
+use crate::store::{Answer, Ask, Enforcement, Exchange, Exchanged, Message, Mode};
+
+pub(crate) struct Machine<H> {
+    options: Arc<Options>,
+    bounds: Bounds,
+    enforcement: Enforcement,
+    rng: StdRng,
+    candidates: BTreeMap<Id, Candidate<H>>,
+    /// Leases whose jobs have ended, to be released with the next exchange.
+    releases: Vec<Release<H>>,
+    /// Keys that nobody here waits for any more.
+    withdrawals: Vec<Key>,
+    checks: Vec<Check>,
+    messages: VecDeque<(Message, oneshot::Sender<()>)>,
+    /// How many terms there have been.
+    terms: u64,
+    /// When every waiting name is asked for again.
+    poll_at: Option<Instant>,
+    /// When the last heartbeat was sent, or the first lease granted.
+    heartbeat_sent: Instant,
+    /// When the last statement of any kind was sent, and when it was answered.
+    sent: Instant,
+    answered: Instant,
+    /// The last statement was a heartbeat: an exchange comes first if there is one, so that heartbeats that take
+    /// longer than their interval starve nobody.
+    exchange_is_next: bool,
+    /// The driver is gone: nobody is granted anything any more.
+    dismissed: bool,
+}
+
+/// A run drops its job at the instant when the grace is over; only this much later the driver takes it for stuck. Well
+/// inside the slack of every ttl.
+const OVERRUN_MARGIN: Duration = Duration::from_millis(100);
+
+struct Candidate<H> {
+    place: Place,
+    phase: Phase<H>,
+}
+
+enum Phase<H> {
+    /// It does not ask.
+    Resting,
+    /// It asks.
+    Waiting(Waiting),
+    /// It holds the lease. The job has started, or starts at `start_at`.
+    Held { held: H, term: Arc<Term>, start_at: Option<Instant> },
+    /// The lease is gone; the job has not ended yet.
+    Lost { term: Arc<Term>, overrun: bool },
+}
+
+struct Waiting {
+    /// Ask then, apart from the common poll.
+    due: Option<Instant>,
+    /// Do not ask before then, whatever happens.
+    not_before: Option<Instant>,
+    /// The question is on its way.
+    asking: bool,
+    /// The name was freed since the last question was sent.
+    freed: bool,
+    /// This session waits for the key in the store as well.
+    registered: bool,
+}
+
+struct Release<H> {
+    held: H,
+    key: Key,
+    name: Name,
+    /// None where a lease was granted to nobody: whoever asked had gone.
+    term: Option<u64>,
+    done: Option<oneshot::Sender<Parting>>,
+}
+
+struct Check {
+    id: Id,
+    term: u64,
+    reply: oneshot::Sender<bool>,
+}
+
+/// What to send to the store next, and for whom.
+pub(crate) enum Statement<H> {
+    Heartbeat(Heartbeat<H>),
+    Exchange(Batch<H>),
+    Publish(Message, oneshot::Sender<()>),
+}
+
+pub(crate) struct Heartbeat<H> {
+    pub(crate) held: Vec<H>,
+    terms: Vec<(Id, u64)>,
+    checks: Vec<Check>,
+}
+
+pub(crate) struct Batch<H> {
+    pub(crate) exchange: Exchange<H>,
+    releases: Vec<Release<H>>,
+    asking: Vec<Id>,
+}
+
+impl<H: Clone> Machine<H> {
+    pub(crate) fn new(options: Arc<Options>, enforcement: Enforcement, rng: StdRng, now: Instant) -> Self {
+        Self {
+            bounds: options.bounds(),
+            options,
+            enforcement,
+            rng,
+            candidates: BTreeMap::new(),
+            releases: Vec::new(),
+            withdrawals: Vec::new(),
+            checks: Vec::new(),
+            messages: VecDeque::new(),
+            terms: 0,
+            poll_at: None,
+            heartbeat_sent: now,
+            sent: now,
+            answered: now,
+            exchange_is_next: false,
+            dismissed: false,
+        }
+    }
+
+    /// Whether a session is of any use.
+    pub(crate) fn wants_session(&self) -> bool {
+        !self.messages.is_empty()
+            || self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Waiting(_)))
+    }
+
+    /// Whether nobody but these has a seat, and every lease has been released.
+    pub(crate) fn is_left_to(&self, ids: &[Id]) -> bool {
+        self.releases.is_empty() && self.candidates.keys().all(|id| ids.contains(id))
+    }
+
+    /// Until when the session of a lost lease has to stay open: `None` if every job of such a lease has ended, else
+    /// when the last of their futures has been dropped.
+    pub(crate) fn lost_jobs_until(&self) -> Option<Instant> {
+        self.candidates.values().filter_map(|candidate| candidate.phase.overrun_at()).max()
+    }
+
+    pub(crate) fn on_command(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Enlist(id, place) => {
+                place.state.send_replace(State::Standby);
+                self.candidates.insert(id, Candidate { place, phase: Phase::Resting });
+            }
+            Command::Contend(id, again) => self.contend(id, again, now),
+            Command::Rest(id) => self.vacate(id, now, false),
+            Command::Withdraw(id) => self.vacate(id, now, true),
+            Command::Stop { id, term, reason } => self.stop(id, Some(term), reason, now),
+            Command::Ended { id, term, done } => self.on_ended(id, term, done, now),
+            Command::Check { id, term, reply } => self.checks.push(Check { id, term, reply }),
+            Command::Publish(message, reply) => self.messages.push_back((message, reply)),
+        }
+    }
+
+    fn contend(&mut self, id: Id, again: Again, now: Instant) {
+        if self.dismissed {
+            self.candidates.remove(&id);
+            return;
+        }
+        let wait = self.poll_interval();
+        // The polls of a name that waits alone come one interval after its first attempt; others join them.
+        let is_first =
+            !self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Waiting(_)));
+        let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        if !matches!(candidate.phase, Phase::Resting) {
+            return;
+        }
+        let not_before = match again {
+            Again::AtOnce => None,
+            Again::AfterInterval => Some(now + wait),
+        };
+        candidate.place.state.send_replace(State::Standby);
+        candidate.phase = Phase::Waiting(Waiting::from(not_before.unwrap_or(now)));
+        if is_first {
+            self.poll_at = Some(now + wait);
+        }
+    }
+
+    /// A candidate stops asking, for now or for good. No job of it runs any more: what it holds is released.
+    fn vacate(&mut self, id: Id, now: Instant, for_good: bool) {
+        let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        match std::mem::replace(&mut candidate.phase, Phase::Resting) {
+            Phase::Held { held, term, .. } => {
+                term.finish(now);
+                self.releases.push(Release::new(held, &candidate.place, &term, None));
+            }
+            Phase::Waiting(waiting) if waiting.registered => self.withdrawals.push(candidate.place.key),
+            Phase::Resting | Phase::Waiting(_) | Phase::Lost { .. } => {}
+        }
+        if for_good {
+            candidate.place.state.send_replace(State::Ended);
+            self.candidates.remove(&id);
+        }
+    }
+
+    /// Tells a job to stop while its lease is held; only in its present term, if one is named.
+    fn stop(&mut self, id: Id, term: Option<u64>, reason: Reason, now: Instant) {
+        let wait = self.poll_interval();
+        let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        let Phase::Held { held, term: present, start_at } = &candidate.phase else { return };
+        let present = Arc::clone(present);
+        let stale = term.is_some_and(|term| term != present.number);
+        if stale && !self.options.is_broken(Sabotage::StaleEvents) {
+            return debug!(name = %present.name, term, present = present.number, "request about an earlier term");
+        }
+        info!(name = %present.name, term = present.number, identity = %self.options.identity, %reason, "told to stop");
+        present.stop(reason, now);
+        if start_at.is_some() {
+            // Its job has not started, and its run has not heard of the term: nobody to wait for.
+            present.finish(now);
+            self.releases.push(Release::new(held.clone(), &candidate.place, &present, None));
+            candidate.place.state.send_replace(State::Standby);
+            candidate.phase = Phase::Waiting(Waiting::from(now + wait));
+            return;
+        }
+        candidate.place.state.send_replace(State::Draining);
+        if self.options.is_broken(Sabotage::ReleaseBeforeEnd) {
+            self.releases.push(Release::new(held.clone(), &candidate.place, &present, None));
+        }
+    }
+
+    /// The job of a term has ended: only now its lease is released.
+    fn on_ended(&mut self, id: Id, term: u64, done: oneshot::Sender<Parting>, now: Instant) {
+        let any_term = self.options.is_broken(Sabotage::StaleEvents);
+        let candidate = self.candidates.get_mut(&id).filter(|candidate| match &candidate.phase {
+            Phase::Held { term: present, .. } | Phase::Lost { term: present, .. } => {
+                any_term || present.number == term
+            }
+            Phase::Resting | Phase::Waiting(_) => false,
+        });
+        let Some(candidate) = candidate else {
+            done.send(Parting::Lost).ok();
+            return;
+        };
+        match std::mem::replace(&mut candidate.phase, Phase::Resting) {
+            Phase::Held { held, term, .. } if term.is_held(now) => {
+                term.finish(now);
+                self.releases.push(Release::new(held, &candidate.place, &term, Some(done)));
+            }
+            phase => {
+                // Its deadline passed unnoticed, or it was lost before: the result does not count. What the store
+                // may still have is released all the same.
+                if let Phase::Held { held, term, .. } = phase {
+                    self.releases.push(Release::new(held, &candidate.place, &term, None));
+                }
+                done.send(Parting::Lost).ok();
+            }
+        }
+    }
+
+    /// Looks at the clock: starts what may start, reports what overran.
+    ///
+    /// # Errors
+    ///
+    /// The cause, if a deadline has passed: then the session is to be given up.
+    pub(crate) fn on_time(&mut self, now: Instant) -> Result<(), LossCause> {
+        let no_deadline = self.options.is_broken(Sabotage::NoDeadline);
+        for candidate in self.candidates.values_mut() {
+            match &mut candidate.phase {
+                Phase::Held { term, .. } if !no_deadline && now >= term.deadline() => {
+                    return Err(LossCause::Deadline);
+                }
+                Phase::Held { term, start_at, .. } if start_at.is_some_and(|at| now >= at) => {
+                    *start_at = None;
+                    candidate.place.lead(term, now);
+                }
+                phase @ Phase::Lost { overrun: false, .. }
+                    if phase.overrun_at().is_some_and(|at| now >= at) =>
+                {
+                    if let Phase::Lost { term, overrun } = phase {
+                        *overrun = true;
+                        error!(
+                            name = %term.name, term = term.number, identity = %self.options.identity,
+                            "the job could not be dropped when its grace was over: it blocks its thread"
+                        );
+                    }
+                    candidate.place.state.send_replace(State::Overrun { since: now });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// When [`on_time`](Self::on_time) has something to do next.
+    pub(crate) fn next_alarm(&self) -> Option<Instant> {
+        let alarms = self.candidates.values().filter_map(|candidate| match &candidate.phase {
+            Phase::Held { start_at, .. } if self.options.is_broken(Sabotage::NoDeadline) => *start_at,
+            Phase::Held { term, start_at, .. } => {
+                start_at.into_iter().copied().chain([term.deadline()]).min()
+            }
+            phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
+            _ => None,
+        });
+        alarms.min()
+    }
+
+    /// When [`next_statement`](Self::next_statement) has something to send next, if nothing happens before.
+    pub(crate) fn next_statement_at(&self) -> Option<Instant> {
+        let asks = self.candidates.values().filter_map(|candidate| match &candidate.phase {
+            Phase::Waiting(waiting) => waiting.due,
+            _ => None,
+        });
+        asks.chain(self.poll_at).chain([self.heartbeat_at()]).min()
+    }
+
+    fn holds_any(&self) -> bool {
+        self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Held { .. }))
+    }
+
+    /// At the later of the previous answer and the previous heartbeat's sending plus the interval, so that slow
+    /// answers are not chased. With nothing held: often enough that the store's idle limit does not fire.
+    fn heartbeat_at(&self) -> Instant {
+        if !self.checks.is_empty() {
+            self.answered
+        } else if self.holds_any() {
+            self.answered.max(self.heartbeat_sent + self.options.heartbeat_interval)
+        } else {
+            self.answered.max(self.sent + self.bounds.trust)
+        }
+    }
+
+    fn poll_interval(&mut self) -> Duration {
+        self.options.retry_interval.mul_f64(1.0 + self.rng.random_range(0.0..JITTER))
+    }
+
+    /// Gives what to send now, if anything.
+    pub(crate) fn next_statement(&mut self, now: Instant) -> Option<Statement<H>> {
+        if self.poll_at.is_some_and(|at| now >= at) {
+            self.on_poll(now);
+        }
+        let heartbeat_is_due = now >= self.heartbeat_at();
+        let exchange_goes_first = self.exchange_is_next && self.enforcement.any_answer_renews;
+        if heartbeat_is_due && !exchange_goes_first {
+            return Some(Statement::Heartbeat(self.heartbeat(now)));
+        }
+        if let Some(batch) = self.batch(now) {
+            return Some(Statement::Exchange(batch));
+        }
+        if heartbeat_is_due {
+            return Some(Statement::Heartbeat(self.heartbeat(now)));
+        }
+        let (message, reply) = self.messages.pop_front()?;
+        self.sent = now;
+        Some(Statement::Publish(message, reply))
+    }
+
+    /// Whether [`next_statement`](Self::next_statement) would give one.
+    pub(crate) fn has_statement(&self, now: Instant) -> bool {
+        now >= self.heartbeat_at()
+            || self.poll_at.is_some_and(|at| now >= at)
+            || !self.releases.is_empty()
+            || !self.withdrawals.is_empty()
+            || !self.messages.is_empty()
+            || self.candidates.values().any(|candidate| self.is_due(candidate, now))
+    }
+
+    fn is_due(&self, candidate: &Candidate<H>, now: Instant) -> bool {
+        match &candidate.phase {
+            Phase::Waiting(waiting) => {
+                !waiting.asking
+                    && waiting.due.is_some_and(|at| now >= at)
+                    && waiting.not_before.is_none_or(|at| now >= at)
+                    // Not in one breath with our own release of it, or other processes would starve.
+                    && self.releases.iter().all(|release| release.key != candidate.place.key)
+            }
+            _ => false,
+        }
+    }
+
+    fn on_poll(&mut self, now: Instant) {
+        let mut waiting = false;
+        for candidate in self.candidates.values_mut() {
+            if let Phase::Waiting(state) = &mut candidate.phase {
+                waiting = true;
+                state.due = Some(state.not_before.map_or(now, |at| at.max(now)));
+            }
+        }
+        self.poll_at = waiting.then(|| now + self.poll_interval());
+    }
+
+    fn heartbeat(&mut self, now: Instant) -> Heartbeat<H> {
+        self.heartbeat_sent = now;
+        self.sent = now;
+        self.exchange_is_next = true;
+        let mut heartbeat =
+            Heartbeat { held: Vec::new(), terms: Vec::new(), checks: std::mem::take(&mut self.checks) };
+        for (id, candidate) in &self.candidates {
+            if let Phase::Held { held, term, .. } = &candidate.phase {
+                heartbeat.held.push(held.clone());
+                heartbeat.terms.push((*id, term.number));
+            }
+        }
+        heartbeat
+    }
+
+    fn batch(&mut self, now: Instant) -> Option<Batch<H>> {
+        let asking: Vec<Id> = self
+            .candidates
+            .iter()
+            .filter(|(_, candidate)| self.is_due(candidate, now))
+            .map(|(id, _)| *id)
+            .collect();
+        if asking.is_empty() && self.releases.is_empty() && self.withdrawals.is_empty() {
+            return None;
+        }
+        self.sent = now;
+        self.exchange_is_next = false;
+        let mut asks = Vec::with_capacity(asking.len());
+        for id in &asking {
+            let Some(Candidate { place, phase: Phase::Waiting(waiting) }) = self.candidates.get_mut(id)
+            else {
+                continue;
+            };
+            waiting.asking = true;
+            waiting.due = None;
+            waiting.not_before = None;
+            asks.push(Ask {
+                key: place.key,
+                name: place.name.clone(),
+                mode: Mode::Exclusive,
+                ttl: self.bounds.ttl,
+                register: !waiting.registered,
+            });
+        }
+        let releases = std::mem::take(&mut self.releases);
+        let exchange = Exchange {
+            releases: releases.iter().map(|release| release.held.clone()).collect(),
+            withdrawals: std::mem::take(&mut self.withdrawals),
+            asks,
+        };
+        Some(Batch { exchange, releases, asking })
+    }
+
+    /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
+    ///
+    /// # Errors
+    ///
+    /// The cause, if a deadline had passed before the answer came: then the session is to be given up.
+    pub(crate) fn on_heartbeat(
+        &mut self,
+        heartbeat: Heartbeat<H>,
+        ours: &[bool],
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        for (&(id, number), ours) in heartbeat.terms.iter().zip(ours) {
+            let Some(candidate) = self.candidates.get_mut(&id) else { continue };
+            let present = matches!(&candidate.phase, Phase::Held { term, .. } if term.number == number);
+            if present && !ours {
+                candidate.lose(&LossCause::Gone, &self.options.identity, now);
+            }
+        }
+        self.on_answer(sent, true, now)?;
+        for check in heartbeat.checks {
+            let held = self.candidates.get(&check.id).is_some_and(|candidate| {
+                matches!(&candidate.phase, Phase::Held { term, .. } if term.number == check.term && term.is_held(now))
+            });
+            check.reply.send(held).ok();
+        }
+        Ok(())
+    }
+
+    /// Takes the answers to an exchange.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_exchange(
+        &mut self,
+        batch: Batch<H>,
+        exchanged: Exchanged<H>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        for (release, ours) in batch.releases.into_iter().zip(exchanged.released) {
+            let (name, term, identity) = (&release.name, release.term, &self.options.identity);
+            match (ours, term) {
+                (true, Some(_)) => info!(%name, term, %identity, "released"),
+                (true, None) => debug!(%name, %identity, "released what was granted to nobody"),
+                (false, _) => warn!(%name, term, %identity, "the lease had been lost before its release"),
+            }
+            release.done(if ours { Parting::Released } else { Parting::Lost });
+        }
+        // What is held already is trusted on before anything new is granted: a grant has its own deadline.
+        let trusted = self.on_answer(sent, false, now);
+        for ((id, ask), answer) in batch.asking.into_iter().zip(batch.exchange.asks).zip(exchanged.answers) {
+            self.on_asked(id, &ask, answer, sent, now);
+        }
+        trusted
+    }
+
+    fn on_asked(&mut self, id: Id, ask: &Ask, answer: Answer<H>, sent: Instant, now: Instant) {
+        let first_lease = !self.holds_any();
+        let number = self.terms + 1;
+        let Some(candidate) = self.candidates.get_mut(&id) else {
+            // Whoever asked has gone. Nobody may hold what no handle stands for.
+            if let Answer::Granted(held) = answer {
+                self.releases.push(Release::orphan(held, ask));
+            }
+            return;
+        };
+        let place = &candidate.place;
+        match (&mut candidate.phase, answer) {
+            (Phase::Waiting(waiting), Answer::Granted(held)) => {
+                self.terms = number;
+                let deadline = sent + self.bounds.trust;
+                let term =
+                    Arc::new(Term::new(place.name.clone(), number, deadline, Arc::clone(&self.options)));
+                info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
+                // A clean end of the term before: we were told of the release, and got the lease by asking then.
+                let clean = waiting.freed;
+                let start_at =
+                    (!clean && !place.takeover_delay.is_zero()).then(|| now + place.takeover_delay);
+                if first_lease {
+                    self.heartbeat_sent = sent;
+                }
+                if start_at.is_some() {
+                    place.state.send_replace(State::Blocked);
+                } else {
+                    place.lead(&term, now);
+                }
+                candidate.phase = Phase::Held { held, term, start_at };
+            }
+            (Phase::Waiting(waiting), Answer::Busy { registered }) => {
+                debug!(name = %place.name, "held by somebody else");
+                waiting.asking = false;
+                waiting.registered = registered;
+                if !registered && waiting.due.is_none() {
+                    waiting.due = Some(now);
+                }
+                // Whoever was quicker may end uncleanly. A release told while we asked stays told: `due` is set.
+                waiting.freed &= waiting.due.is_some();
+            }
+            (Phase::Waiting(waiting), Answer::Failed(why)) => {
+                warn!(name = %place.name, identity = %self.options.identity, why, "refused");
+                waiting.asking = false;
+            }
+            (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
+            (_, Answer::Busy { registered: true }) => self.withdrawals.push(place.key),
+            (_, Answer::Busy { .. } | Answer::Failed(_)) => {}
+        }
+    }
+
+    /// A statement was answered: what is held is trusted on.
+    fn on_answer(&mut self, sent: Instant, heartbeat: bool, now: Instant) -> Result<(), LossCause> {
+        self.answered = now;
+        if !heartbeat && !self.enforcement.any_answer_renews {
+            return self.on_time(now);
+        }
+        let deadline = sent + self.bounds.trust;
+        for candidate in self.candidates.values() {
+            if let Phase::Held { term, .. } = &candidate.phase
+                && !term.renew(deadline, now)
+            {
+                return Err(LossCause::Deadline);
+            }
+        }
+        Ok(())
+    }
+
+    /// A message was sent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_published(&mut self, sent: Instant, now: Instant) -> Result<(), LossCause> {
+        self.on_answer(sent, false, now)
+    }
+
+    /// A key was released by somebody: ask at once, and once more if a question is on its way.
+    pub(crate) fn on_freed(&mut self, key: Key, now: Instant) {
+        for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.freed = true;
+                waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
+            }
+        }
+    }
+
+    pub(crate) fn on_message(&mut self, message: Message, now: Instant) {
+        let Message::StepDown(key) = message;
+        let ids: Vec<Id> = self
+            .candidates
+            .iter()
+            .filter(|(_, candidate)| candidate.place.key == key)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.stop(id, None, Reason::SteppedDown, now);
+        }
+    }
+
+    /// A new session is up: it owns nothing, and every waiting name is asked for.
+    pub(crate) fn on_session(&mut self, now: Instant) {
+        (self.sent, self.answered, self.heartbeat_sent) = (now, now, now);
+        self.exchange_is_next = false;
+        self.on_poll(now);
+    }
+
+    /// The session is over or given up. Every lease on it is told first, before anything else happens to the session.
+    pub(crate) fn on_session_lost(&mut self, cause: &LossCause, now: Instant) {
+        for candidate in self.candidates.values_mut() {
+            candidate.lose(cause, &self.options.identity, now);
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                (waiting.asking, waiting.registered, waiting.freed) = (false, false, false);
+            }
+        }
+        self.poll_at = None;
+        self.withdrawals.clear();
+        for check in self.checks.drain(..) {
+            check.reply.send(false).ok();
+        }
+        // The end of the session frees these; their jobs had ended while they were held.
+        for release in self.releases.drain(..) {
+            release.done(Parting::Released);
+        }
+    }
+
+    /// A statement will not be answered: its session is lost.
+    pub(crate) fn on_unanswered(&mut self, statement: Statement<H>) {
+        match statement {
+            Statement::Heartbeat(heartbeat) => {
+                for check in heartbeat.checks {
+                    check.reply.send(false).ok();
+                }
+            }
+            Statement::Exchange(batch) => {
+                for release in batch.releases {
+                    release.done(Parting::Released);
+                }
+            }
+            // It may not have arrived: once more on the next session.
+            Statement::Publish(message, reply) => self.messages.push_front((message, reply)),
+        }
+    }
+
+    /// The driver is gone: nobody is granted anything any more, and the runs learn it from their closed channels. Those
+    /// whose jobs have not ended learn it when they ask again.
+    pub(crate) fn dismiss(&mut self) {
+        self.dismissed = true;
+        self.candidates.retain(|_, candidate| matches!(candidate.phase, Phase::Lost { .. }));
+    }
+}
+
+impl<H> Candidate<H> {
+    /// Ends the term that it holds, if it holds one.
+    fn lose(&mut self, cause: &LossCause, identity: &str, now: Instant) {
+        let Phase::Held { term, start_at, .. } = &self.phase else { return };
+        let sqlstate = match cause {
+            LossCause::Closed { sqlstate, .. } => sqlstate.as_deref(),
+            _ => None,
+        };
+        term.lose(cause.clone(), now);
+        warn!(name = %term.name, term = term.number, identity, %cause, sqlstate, "lost");
+        if start_at.is_some() {
+            // Its job has not started, and its run has not heard of the term: nobody to wait for.
+            self.place.state.send_replace(State::Standby);
+            self.phase = Phase::Waiting(Waiting::from(now));
+        } else {
+            self.place.state.send_replace(State::Draining);
+            self.phase = Phase::Lost { term: Arc::clone(term), overrun: false };
+        }
+    }
+}
+
+impl<H> Phase<H> {
+    /// When a job that has lost its lease is taken for stuck.
+    fn overrun_at(&self) -> Option<Instant> {
+        match self {
+            Self::Lost { term, .. } => term.drop_at().map(|at| at + OVERRUN_MARGIN),
+            _ => None,
+        }
+    }
+}
+
+impl Waiting {
+    /// Asks first at that instant, and not before.
+    const fn from(at: Instant) -> Self {
+        Self { due: Some(at), not_before: Some(at), asking: false, freed: false, registered: false }
+    }
+}
+
+impl<H> Release<H> {
+    fn new(held: H, place: &Place, term: &Term, done: Option<oneshot::Sender<Parting>>) -> Self {
+        Self { held, key: place.key, name: place.name.clone(), term: Some(term.number), done }
+    }
+
+    /// A lease that was granted when whoever asked had gone.
+    fn orphan(held: H, ask: &Ask) -> Self {
+        Self { held, key: ask.key, name: ask.name.clone(), term: None, done: None }
+    }
+
+    fn done(self, parting: Parting) {
+        if let Some(done) = self.done {
+            done.send(parting).ok();
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The lease: what a job holds while its candidate leads.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock;
+use crate::driver::command::{Command, Id, Request};
+use crate::driver::term::{Reason, Term};
+use crate::name::Name;
+
+/// One term of one name: from the grant to its end.
+///
+/// Clones stand for the same term. A lease that is kept beyond its job does not keep the term alive: the term ends
+/// with the job.
+#[derive(Clone)]
+pub struct Lease {
+    term: Arc<Term>,
+    id: Id,
+    // Weak, so that a lease somebody kept does not keep the session open.
+    driver: mpsc::WeakUnboundedSender<Request>,
+}
+
+impl Lease {
+    pub(crate) const fn new(term: Arc<Term>, id: Id, driver: mpsc::WeakUnboundedSender<Request>) -> Self {
+        Self { term, id, driver }
+    }
+
+    /// Gives the name that is led.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        &self.term.name
+    }
+
+    /// Gives the number of this term among the terms of its Locker, counted from 1 over all names.
+    ///
+    /// It tells terms apart in logs. It is not a fencing token: the counts of two Lockers know nothing of each other.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.term.number
+    }
+
+    /// Completes when the job is to stop: the lease is lost, or the candidate was asked to shut down or step down.
+    ///
+    /// After a loss the job has until `stop_grace` after the loss, or after the deadline if that came first, to end by
+    /// itself; then its future is dropped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: it can be dropped and called again at any time.
+    pub async fn cancelled(&self) {
+        self.term.stop.cancelled().await;
+    }
+
+    /// Gives the token that is cancelled when the job is to stop, to be handed on to parts of the job.
+    #[must_use]
+    pub fn cancellation(&self) -> &CancellationToken {
+        &self.term.stop
+    }
+
+    /// Tells why the term ends or has ended; `None` while nothing ends it. A loss replaces any other reason.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        self.term.expire(clock::now());
+        self.term.reason()
+    }
+
+    /// Tells whether the lease is held now. It waits for nothing: it compares the clock with the deadline, and is
+    /// right also in a process that was stopped and has just been thawed. Once false it stays false.
+    ///
+    /// True while draining: a job that was told to stop still holds its lease until it has ended.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.term.is_held(clock::now())
+    }
+
+    /// Gives the instant up to which the last answer of the store may be trusted; each further answer moves it on.
+    ///
+    /// Nobody else is granted the lease before `stop_grace` after it, on a store that enforces the ttl.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        clock::timer(self.term.deadline())
+    }
+
+    /// Gives the time left until the [`deadline`](Self::deadline); zero if the lease is not held.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let now = clock::now();
+        if self.term.is_held(now) {
+            self.term.deadline().saturating_duration_since(now)
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Asks the store whether the lease is still held, in one round trip, and renews it where the store has expiry.
+    ///
+    /// False if it is not, or if the store did not answer within the query timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: the store may be asked all the same.
+    pub async fn check(&self) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let check = Command::Check { id: self.id, term: self.term(), reply };
+        self.tell(check) && answer.await.unwrap_or(false) && self.is_held()
+    }
+
+    /// Asks for this term to end in order: the job is told to stop, the lease is released when it has ended, and a
+    /// standby takes over. The candidate asks again after one jittered retry interval.
+    ///
+    /// Does nothing if the term is over.
+    pub fn step_down(&self) {
+        self.tell(Command::Stop { id: self.id, term: self.term(), reason: Reason::SteppedDown });
+    }
+
+    fn tell(&self, command: Command) -> bool {
+        self.driver.upgrade().is_some_and(|driver| driver.send(Request::Command(command)).is_ok())
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", self.name())
+            .field("term", &self.term())
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,385 @@
+//! The handle of the users: [`Locker`].
+
+use std::collections::BTreeMap;
+use std::collections::btree_map;
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::instrument::WithSubscriber as _;
+
+use crate::candidate::{self, Candidate};
+use crate::driver::Driver;
+use crate::driver::command::{Again, Command, Id, Parting, Place, Request};
+use crate::driver::term::{State, Term};
+use crate::error::{Error, RunError, UrlError};
+use crate::lease::Lease;
+use crate::name::{Key, Kind, Name};
+use crate::options::{Bounds, Options};
+use crate::store::file::{FileStore, directory_of_url};
+use crate::store::{Enforcement, Message, Store};
+
+/// One process's session with the store that everybody shares.
+///
+/// Every job of the process rides on the one session; clones are handles to the same one. The session ends in order
+/// when the last handle is gone and every run has ended, or by [`close`](Self::close).
+///
+/// It is not a pool and not a connection to run queries on. One session is one fate: when it is lost, every lease on
+/// it is lost. A Locker of its own isolates a job.
+#[derive(Clone)]
+pub struct Locker {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    requests: mpsc::UnboundedSender<Request>,
+    options: Arc<Options>,
+    enforcement: Enforcement,
+    /// Cancelled by `close`.
+    pub(crate) closing: CancellationToken,
+    names: Mutex<BTreeMap<Name, Entry>>,
+    next_id: AtomicU64,
+}
+
+struct Entry {
+    state: watch::Sender<State>,
+    /// A candidate of that name has its seat.
+    taken: bool,
+}
+
+impl Locker {
+    /// Connects to the store of a URL now, and checks that it can be trusted.
+    ///
+    /// `file:PATH` is a directory on a local disk, absolute or relative to the working directory: for everything on
+    /// one host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] and [`Error::Url`] for what cannot be used, [`Error::Connect`] if the store cannot be
+    /// reached within the query timeout, or must not be used. Nothing is left behind.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped in the middle it leaves nothing open.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let url = format!("file:{}/leases", dir.path().display());
+    /// use leasehold::{Locker, Options};
+    ///
+    /// let locker = Locker::connect(&url, Options::default()).await?;
+    /// locker.close().await;
+    /// # Ok(()) }
+    /// ```
+    pub async fn connect(url: &str, options: Options) -> Result<Self, Error> {
+        let locker = Self::at_url(url, options)?;
+        let (reply, answer) = oneshot::channel();
+        locker.inner.send(Request::Connect(reply))?;
+        answer.await.map_err(|_| Error::Driver)??;
+        Ok(locker)
+    }
+
+    fn at_url(url: &str, options: Options) -> Result<Self, Error> {
+        let (scheme, _) = url.split_once(':').ok_or(UrlError::NoScheme)?;
+        match scheme.to_ascii_lowercase().as_str() {
+            "file" => Self::file(directory_of_url(url)?, options),
+            // What stands before the first colon of something that is no URL may be a secret, or a drive letter.
+            _ if !is_scheme(scheme) => Err(UrlError::NoScheme.into()),
+            _ => Err(UrlError::UnknownScheme { scheme: scheme.to_owned() }.into()),
+        }
+    }
+
+    /// Makes a Locker over a directory on a local disk: for several processes on one host, and for trying things out.
+    ///
+    /// The directory is made if it does not exist, with mode 0700; a relative path is resolved now. Each name is a
+    /// file in it with a lock of the operating system, which the kernel releases when the process dies. A process that
+    /// is frozen keeps its leases: see [`bounds`](Self::bounds).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`]; [`Error::Connect`] if the directory cannot be made or written to, or lies on a network
+    /// file system.
+    pub fn file(directory: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
+        options.validate()?;
+        let store = FileStore::open(directory.as_ref(), &options.identity)?;
+        Self::on_thread(store, options)
+    }
+
+    /// Makes a Locker over a store in memory, for tests.
+    ///
+    /// Inside of a tokio runtime the driver runs as a task of that runtime, so that a paused clock governs it as well;
+    /// outside it runs on a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`].
+    #[cfg(any(test, feature = "testing"))]
+    pub fn memory(memory: &crate::Memory, options: Options) -> Result<Self, Error> {
+        options.validate()?;
+        let store = memory.store(&options.identity, options.bounds().ttl);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return Self::on_thread(store, options);
+        };
+        // The same jitter in every run: a test that fails once fails again.
+        let seed = Key::of(Kind::Lease, &options.identity).get().cast_unsigned();
+        let (locker, driver) = Self::new(store, options, rand::SeedableRng::seed_from_u64(seed));
+        runtime.spawn(memory.on(locker.identity(), driver.run()).with_current_subscriber());
+        Ok(locker)
+    }
+
+    fn new<S: Store>(store: S, options: Options, rng: StdRng) -> (Self, Driver<S>) {
+        let (requests, inbox) = mpsc::unbounded_channel();
+        let options = Arc::new(options);
+        let inner = Inner {
+            requests,
+            enforcement: store.enforcement(),
+            options: Arc::clone(&options),
+            closing: CancellationToken::new(),
+            names: Mutex::default(),
+            next_id: AtomicU64::new(0),
+        };
+        (Self { inner: Arc::new(inner) }, Driver::new(store, options, rng, inbox))
+    }
+
+    /// Starts the driver on its own thread: work that blocks the user's threads costs no lease. Its events go to the
+    /// subscriber that is current here.
+    fn on_thread<S: Store>(store: S, options: Options) -> Result<Self, Error> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|_| Error::Driver)?;
+        let (locker, driver) = Self::new(store, options, rand::make_rng());
+        let driver = driver.run().with_current_subscriber();
+        let run = move || {
+            runtime.block_on(driver);
+            // An operation that hangs in the store must not keep the thread.
+            runtime.shutdown_background();
+        };
+        std::thread::Builder::new().name("leasehold".to_owned()).spawn(run).map_err(|_| Error::Driver)?;
+        Ok(locker)
+    }
+
+    /// Runs `job` whenever this process leads `name`, until the job ends by itself.
+    ///
+    /// The short form of [`candidate(name)`](Self::candidate)`.run(job)`: see [`Candidate::run`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Candidate::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Candidate::run`].
+    pub async fn run<T, E, F, Fut>(&self, name: impl Into<Name>, job: F) -> Result<Option<T>, RunError<E>>
+    where
+        F: FnMut(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        self.candidate(name).run(job).await
+    }
+
+    /// Prepares a candidate for `name`.
+    pub fn candidate(&self, name: impl Into<Name>) -> Candidate {
+        Candidate::new(Arc::clone(&self.inner), name.into())
+    }
+
+    /// Closes: every job is told to stop, every lease is released when its job has ended, every run now or later
+    /// returns `Ok(None)`; then the session ends.
+    ///
+    /// It waits for all that, but for a job that it is called from: then for all the others, and the session ends
+    /// when that job has ended too.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped in the middle, closing goes on.
+    pub async fn close(&self) {
+        self.inner.closing.cancel();
+        let (reply, closed) = oneshot::channel();
+        if self.inner.send(Request::Close { within: candidate::within(&self.inner), reply }).is_ok() {
+            closed.await.ok();
+        }
+    }
+
+    /// Gives what this process is called in logs and in the store.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.inner.options.identity
+    }
+
+    /// Gives what holds on the store at hand: [`Options::bounds`], less what the store does not enforce.
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
+        let mut bounds = self.inner.options.bounds();
+        if !self.inner.enforcement.frees_silent_holders {
+            bounds.vacancy_silent = None;
+        }
+        bounds
+    }
+
+    /// Tells what the candidate of that name on this Locker is doing now.
+    #[must_use]
+    pub fn state(&self, name: impl Into<Name>) -> State {
+        self.inner.names().get(&name.into()).map_or(State::Ended, |entry| *entry.state.borrow())
+    }
+
+    /// Watches what the candidate of that name on this Locker is doing, also one that is yet to come.
+    #[must_use]
+    pub fn subscribe(&self, name: impl Into<Name>) -> watch::Receiver<State> {
+        self.inner.names().entry(name.into()).or_insert_with(Entry::free).state.subscribe()
+    }
+
+    /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`]; [`Error::Closed`] if the Locker is closed before it could be sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped in the middle, the request may be sent all the same.
+    pub async fn step_down(&self, name: impl Into<Name>) -> Result<(), Error> {
+        let name = name.into();
+        name.validate()?;
+        let message = Message::StepDown(Key::of(Kind::Lease, name.as_str()));
+        let (reply, sent) = oneshot::channel();
+        self.inner.send(Request::Command(Command::Publish(message, reply)))?;
+        sent.await.map_err(|_| self.inner.gone())
+    }
+}
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locker").field("identity", &self.identity()).finish_non_exhaustive()
+    }
+}
+
+/// RFC 3986, section 3.1. A scheme of one letter is a drive of Windows.
+fn is_scheme(text: &str) -> bool {
+    text.len() > 1
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
+
+impl Entry {
+    fn free() -> Self {
+        Self { state: watch::Sender::new(State::Ended), taken: false }
+    }
+}
+
+impl Inner {
+    fn names(&self) -> MutexGuard<'_, BTreeMap<Name, Entry>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, request: Request) -> Result<(), Error> {
+        self.requests.send(request).map_err(|_| self.gone())
+    }
+
+    /// Why the driver is gone.
+    fn gone(&self) -> Error {
+        if self.closing.is_cancelled() { Error::Closed } else { Error::Driver }
+    }
+
+    /// Takes the one seat that a name has on this Locker.
+    pub(crate) fn seat<E>(
+        self: &Arc<Self>,
+        name: &Name,
+        takeover_delay: Option<Duration>,
+    ) -> Result<Seat, RunError<E>> {
+        let mut names = self.names();
+        let taken = names.values().filter(|entry| entry.taken).count();
+        let entry = names.entry(name.clone()).or_insert_with(Entry::free);
+        if entry.taken {
+            return Err(RunError::AlreadyRunning { name: name.clone() });
+        }
+        if taken >= self.options.max_held {
+            return Err(RunError::TooManyNames { max_held: self.options.max_held });
+        }
+        entry.taken = true;
+        let state = entry.state.clone();
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (grants, granted) = mpsc::unbounded_channel();
+        let place = Place {
+            name: name.clone(),
+            key: Key::of(Kind::Lease, name.as_str()),
+            takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
+            grants,
+            state,
+        };
+        // Under the lock of the names, so that the driver hears of the candidates of one name in their order.
+        self.send(Request::Command(Command::Enlist(id, place))).ok();
+        drop(names);
+        Ok(Seat { inner: Arc::clone(self), name: name.clone(), id, granted })
+    }
+}
+
+/// The one seat of a name on a Locker. Dropping it gives up what it holds: by then the job's future must be gone.
+pub(crate) struct Seat {
+    inner: Arc<Inner>,
+    name: Name,
+    pub(crate) id: Id,
+    granted: mpsc::UnboundedReceiver<Arc<Term>>,
+}
+
+impl Seat {
+    /// Tells this seat from those of other Lockers too.
+    pub(crate) fn address(&self) -> (usize, Id) {
+        (candidate::locker_address(&self.inner), self.id)
+    }
+
+    pub(crate) fn lease(&self, term: &Arc<Term>) -> Lease {
+        Lease::new(Arc::clone(term), self.id, self.inner.requests.downgrade())
+    }
+
+    pub(crate) fn contend(&self, again: Again) {
+        self.tell(Command::Contend(self.id, again));
+    }
+
+    pub(crate) fn rest(&self) {
+        self.tell(Command::Rest(self.id));
+    }
+
+    pub(crate) fn draining(&self, term: &Term) {
+        if let Some(reason) = term.reason() {
+            self.tell(Command::Stop { id: self.id, term: term.number, reason });
+        }
+    }
+
+    /// Waits for the next grant. `None` if the driver is gone. Cancel-safe.
+    pub(crate) async fn granted(&mut self) -> Option<Arc<Term>> {
+        self.granted.recv().await
+    }
+
+    /// Tells that the job of a term has ended, and waits until its lease is free. `None` if the driver is gone.
+    pub(crate) async fn ended(&self, term: &Term) -> Option<Parting> {
+        let (done, parting) = oneshot::channel();
+        self.tell(Command::Ended { id: self.id, term: term.number, done });
+        parting.await.ok()
+    }
+
+    fn tell(&self, command: Command) {
+        // Without a driver there is nothing to tell; whoever waits for an answer learns it there.
+        self.inner.send(Request::Command(command)).ok();
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut names = self.inner.names();
+        self.tell(Command::Withdraw(self.id));
+        if let btree_map::Entry::Occupied(mut entry) = names.entry(self.name.clone()) {
+            entry.get_mut().taken = false;
+            entry.get().state.send_replace(State::Ended);
+            if entry.get().state.receiver_count() == 0 {
+                entry.remove();
+            }
+        }
+    }
+}

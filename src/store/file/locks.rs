@@ -1,0 +1,266 @@
+//! The locks of one session: an open file for each key that it holds.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::directory::{self, Directory};
+use crate::error::LossCause;
+use crate::name::{Key, Name};
+use crate::store::{Answer, Ask, Mode};
+
+/// How often a lock file that is replaced under our hands is opened again. Nobody does that in a loop.
+const REPLACEMENTS: usize = 8;
+
+/// Proof of one grant. A later grant of the same key has another number, and is not touched by this one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    key: Key,
+    grant: u64,
+}
+
+/// Every lock of one session. Dropped, it unlocks them all.
+#[derive(Debug)]
+pub(super) struct Locks {
+    directory: Directory,
+    identity: String,
+    grants: u64,
+    held: HashMap<Key, Grant>,
+}
+
+#[derive(Debug)]
+struct Grant {
+    number: u64,
+    lock: Lock,
+}
+
+impl Locks {
+    pub(super) fn new(directory: Directory, identity: String) -> Self {
+        Self { directory, identity, grants: 0, held: HashMap::new() }
+    }
+
+    /// Tells whether the directory is still the one of the session.
+    pub(super) fn check_directory(&self) -> Result<(), LossCause> {
+        self.directory.check()
+    }
+
+    /// Tries to lock a key. A busy one always counts as registered: the socket takes in what is freed from the start of
+    /// the session, so to ask again would tell nothing new, nor would it where there are no sockets.
+    pub(super) fn take(&mut self, ask: &Ask) -> Answer<Held> {
+        if self.held.contains_key(&ask.key) {
+            return Answer::Busy { registered: true };
+        }
+        let path = self.path(ask.key);
+        match acquire(&path, ask.mode) {
+            Ok(Some(lock)) => {
+                if let Err(error) = lock.sign(&self.identity, &ask.name) {
+                    tracing::debug!(path = %path.display(), %error, "the lock file does not show who holds it");
+                }
+                self.grants += 1;
+                let number = self.grants;
+                self.held.insert(ask.key, Grant { number, lock });
+                Answer::Granted(Held { key: ask.key, grant: number })
+            }
+            Ok(None) => Answer::Busy { registered: true },
+            Err(error) => Answer::Failed(format!(
+                "cannot lock {}: {error}: {}",
+                path.display(),
+                directory::remedy(&error)
+            )),
+        }
+    }
+
+    /// Unlocks, if it is held by this grant, and adds the key to `freed`. Tells whether it was still ours.
+    pub(super) fn release(&mut self, held: Held, freed: &mut Vec<Key>) -> bool {
+        let path = self.path(held.key);
+        let Entry::Occupied(entry) = self.held.entry(held.key) else { return false };
+        if entry.get().number != held.grant {
+            return false;
+        }
+        freed.push(held.key);
+        entry.remove().lock.is_at(&path)
+    }
+
+    /// Unlocks everything and tells which keys that frees.
+    pub(super) fn release_all(&mut self) -> Vec<Key> {
+        self.held.drain().map(|(key, _)| key).collect()
+    }
+
+    /// Tells whether it is still ours. One that is not is forgotten: its lock is worth nothing.
+    pub(super) fn confirm(&mut self, held: Held) -> bool {
+        let path = self.path(held.key);
+        let Entry::Occupied(entry) = self.held.entry(held.key) else { return false };
+        if entry.get().number != held.grant {
+            return false;
+        }
+        let ours = entry.get().lock.is_at(&path);
+        if !ours {
+            entry.remove();
+        }
+        ours
+    }
+
+    fn path(&self, key: Key) -> PathBuf {
+        self.directory.path().join(format!("{key}.lock"))
+    }
+}
+
+/// A locked file. Dropped, it is unlocked first and then closed: a forked child keeps a merely closed lock alive.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    #[cfg(unix)]
+    inode: (u64, u64),
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Err(error) = self.file.unlock() {
+            tracing::debug!(%error, "a lock file was closed without unlocking it");
+        }
+    }
+}
+
+impl Lock {
+    /// Tells whether the path still leads to the locked file, which others would lock. Where that cannot be told, no.
+    #[cfg(unix)]
+    fn is_at(&self, path: &Path) -> bool {
+        match fs::symlink_metadata(path) {
+            Ok(there) => directory::inode(&there) == self.inode,
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "the lock file cannot be looked at");
+                false
+            }
+        }
+    }
+
+    /// A file that is open without sharing its deletion cannot be replaced.
+    #[cfg(not(unix))]
+    #[expect(clippy::unused_self, reason = "the interface of the other platforms")]
+    fn is_at(&self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok()
+    }
+
+    /// Writes who got the lock, for people. It stays after the release, as who got it last. With a shared lock the
+    /// last holder shows.
+    ///
+    /// Cut after the writing, not before: ext4 flushes a file at its closing if it was emptied while open.
+    fn sign(&self, identity: &str, name: &Name) -> io::Result<()> {
+        let line = format!("granted to {identity} for {name:?}\n");
+        (&self.file).write_all(line.as_bytes())?;
+        let bytes = line.len() as u64;
+        if self.file.metadata()?.len() > bytes { self.file.set_len(bytes) } else { Ok(()) }
+    }
+}
+
+enum Attempt {
+    Locked(Lock),
+    Busy,
+    /// The path leads to another file than the one that was opened.
+    Replaced,
+}
+
+fn acquire(path: &Path, mode: Mode) -> io::Result<Option<Lock>> {
+    for _ in 0..REPLACEMENTS {
+        match try_lock(open(path)?, path, mode)? {
+            Attempt::Locked(lock) => return Ok(Some(lock)),
+            Attempt::Busy => return Ok(None),
+            Attempt::Replaced => {}
+        }
+    }
+    Err(io::Error::other("something replaces the file all the time"))
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    // In a directory that others may write, a link must not make us create or write a file elsewhere.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        rustix::fs::OFlags::NOFOLLOW.bits().cast_signed(),
+    );
+    // FILE_SHARE_READ and FILE_SHARE_WRITE, without FILE_SHARE_DELETE.
+    #[cfg(windows)]
+    std::os::windows::fs::OpenOptionsExt::share_mode(&mut options, 1 | 2);
+    options.open(path)
+}
+
+fn try_lock(file: File, path: &Path, mode: Mode) -> io::Result<Attempt> {
+    #[cfg(unix)]
+    let inode = directory::inode(&file.metadata()?);
+    let tried = match mode {
+        Mode::Exclusive => file.try_lock(),
+        Mode::Shared => file.try_lock_shared(),
+    };
+    match tried {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(Attempt::Busy),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let lock = Lock {
+        file,
+        #[cfg(unix)]
+        inode,
+    };
+    Ok(if lock.is_at(path) { Attempt::Locked(lock) } else { Attempt::Replaced })
+}
+
+#[cfg(test)]
+#[cfg(unix)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_replaced_between_open_and_lock_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.lock");
+        let opened = open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let gone = try_lock(opened.try_clone().unwrap(), &path, Mode::Exclusive).unwrap();
+        assert!(matches!(gone, Attempt::Replaced));
+        fs::write(&path, "").unwrap();
+        let replaced = try_lock(opened, &path, Mode::Exclusive).unwrap();
+        assert!(matches!(replaced, Attempt::Replaced));
+
+        let lock = acquire(&path, Mode::Exclusive).unwrap().expect("the new file is free");
+        assert!(lock.is_at(&path));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_lock_file_is_an_error_and_not_a_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.lock");
+        let elsewhere = dir.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        acquire(&path, Mode::Exclusive).unwrap_err();
+        assert!(!elsewhere.exists());
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_as_a_forked_child_has_it_does_not_keep_a_released_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.lock");
+        let lock = acquire(&path, Mode::Exclusive).unwrap().unwrap();
+        let _child = lock.file.try_clone().unwrap();
+        assert!(acquire(&path, Mode::Exclusive).unwrap().is_none());
+        drop(lock);
+        assert!(acquire(&path, Mode::Exclusive).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_line_in_the_file_names_the_last_holder_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.lock");
+        for name in ["a long name with\na line end and \"quotes\"", "short"] {
+            let lock = acquire(&path, Mode::Exclusive).unwrap().unwrap();
+            lock.sign("host:1-a", &Name::from(name)).unwrap();
+            drop(lock);
+            let text = fs::read_to_string(&path).unwrap();
+            assert_eq!(text, format!("granted to host:1-a for {name:?}\n"));
+            assert_eq!(text.lines().count(), 1);
+        }
+    }
+}

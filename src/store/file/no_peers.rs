@@ -1,0 +1,45 @@
+//! Where there are no datagram sockets on paths, sessions poll and nothing is pushed.
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use crate::name::Key;
+use crate::store::{Event, Message};
+
+#[derive(Debug)]
+pub(super) struct Idle;
+#[derive(Debug)]
+pub(super) struct Registered;
+
+#[derive(Debug)]
+pub(super) struct Outbox;
+
+#[derive(Debug)]
+pub(super) struct Inbox<S = Registered>(PhantomData<S>);
+
+#[expect(clippy::unnecessary_wraps, reason = "the interface of the other platforms")]
+pub(super) fn open(_: &Path, _: &str) -> io::Result<(Outbox, Inbox<Idle>)> {
+    Ok((Outbox, Inbox(PhantomData)))
+}
+
+#[expect(clippy::unused_self, reason = "the interface of the other platforms")]
+impl Outbox {
+    pub(super) fn freed(&self, _: &[Key]) {}
+
+    pub(super) fn publish(&self, _: Message) {}
+}
+
+impl Inbox<Idle> {
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of the other platforms")]
+    pub(super) fn register(self) -> io::Result<Inbox> {
+        Ok(Inbox(PhantomData))
+    }
+}
+
+impl Inbox {
+    pub(super) async fn receive(&mut self, _: &mut VecDeque<Event>) {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,293 @@
+//! How sessions tell each other what was freed: one datagram socket per session, in the sub-directory `peers`.
+//!
+//! All of it is best effort: a datagram that gets lost costs a standby its poll interval, never correctness.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+
+use super::directory;
+use crate::name::Key;
+use crate::options::MAX_IDENTITY_BYTES;
+use crate::store::{Event, Message};
+
+/// A datagram stays below 1,000 bytes: `freed`, and for each key a blank and 16 digits.
+const KEYS_PER_DATAGRAM: usize = 58;
+const BUFFER_BYTES: usize = 1024;
+/// Bytes of a socket's path, the closing NUL included: `sun_path` of unix(7).
+const SOCKET_PATH_BYTES: usize =
+    if cfg!(any(target_os = "linux", target_os = "android")) { 108 } else { 104 };
+/// `/`, the identity, `-`, 16 digits, and the ending.
+const SOCKET_NAME_BYTES: usize = 1 + MAX_IDENTITY_BYTES + 1 + 16 + 5;
+
+/// What sessions that can be sent to are named by. A socket gets this ending when it is ready: one that is just being
+/// bound refuses what it is sent, and would be taken for a dead one.
+const READY: &str = "sock";
+
+/// The socket of a session before a runtime knows of it.
+pub(super) type Idle = UnixDatagram;
+
+/// Opens the socket of a new session. Where it cannot have one of its own, it polls.
+pub(super) fn open(directory: &Path, identity: &str) -> io::Result<(Outbox, Inbox<Idle>)> {
+    let sender = UnixDatagram::unbound()?;
+    sender.set_nonblocking(true)?;
+    let mut outbox = Outbox::new(directory.join(directory::PEERS), sender);
+    let socket = match outbox.bind(identity) {
+        Ok((socket, name)) => {
+            outbox.own = Some(name);
+            Some(socket)
+        }
+        Err(error) => {
+            tracing::warn!(
+                peers = %outbox.peers.display(), %error,
+                "no socket for wake-ups, so a released lease is noticed at the next poll only; if the path is too \
+                 long for a socket, choose a shorter one"
+            );
+            None
+        }
+    };
+    Ok((outbox, Inbox { socket }))
+}
+
+/// Sends to the other sessions. Dropped, it removes the name of the own session's socket.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    sender: UnixDatagram,
+    peers: PathBuf,
+    /// How the sub-directory is written in the address of a socket.
+    address: PathBuf,
+    /// What `address` goes through, if the path itself is too long.
+    _handle: Option<File>,
+    own: Option<String>,
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            let _ = fs::remove_file(self.peers.join(own));
+        }
+    }
+}
+
+impl Outbox {
+    fn new(peers: PathBuf, sender: UnixDatagram) -> Self {
+        if let Err(error) = directory::make_peers(&peers) {
+            tracing::debug!(peers = %peers.display(), %error, "cannot make the directory of the sockets");
+        }
+        let (address, handle) = address_of(&peers);
+        Self { sender, peers, address, _handle: handle, own: None }
+    }
+
+    /// Binds a socket under a name that no session has had or will have, so that the name of a dead one can be removed
+    /// without a look at whose it is now.
+    fn bind(&self, identity: &str) -> io::Result<(UnixDatagram, String)> {
+        let name = format!("{identity}-{:016x}", directory::random());
+        let (unready, ready) = (format!("{name}.new"), format!("{name}.{READY}"));
+        let socket = UnixDatagram::bind(self.address.join(&unready))?;
+        let made_ready = socket
+            .set_nonblocking(true)
+            .and_then(|()| fs::rename(self.peers.join(&unready), self.peers.join(&ready)));
+        if let Err(error) = made_ready {
+            let _ = fs::remove_file(self.peers.join(&unready));
+            return Err(error);
+        }
+        Ok((socket, ready))
+    }
+
+    /// Tells the other sessions which keys were freed.
+    pub(super) fn freed(&self, keys: &[Key]) {
+        let datagrams = keys.chunks(KEYS_PER_DATAGRAM).map(|keys| {
+            let mut text = String::from("freed");
+            for key in keys {
+                text.push(' ');
+                text.push_str(&key.to_string());
+            }
+            text
+        });
+        self.broadcast(&datagrams.collect::<Vec<_>>());
+    }
+
+    /// Sends a message to the other sessions.
+    pub(super) fn publish(&self, message: Message) {
+        let Message::StepDown(key) = message;
+        self.broadcast(&[format!("step-down {key}")]);
+    }
+
+    fn broadcast(&self, datagrams: &[String]) {
+        if datagrams.is_empty() {
+            return;
+        }
+        let entries = match fs::read_dir(&self.peers) {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::debug!(peers = %self.peers.display(), %error, "cannot find the other sessions");
+                return;
+            }
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let own = self.own.as_deref().is_some_and(|own| name == *own);
+            let ready = Path::new(&name).extension() == Some(OsStr::new(READY));
+            // What is no socket refuses as a dead one does, but is not ours to remove.
+            if !own && ready && entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                self.send(&name, datagrams);
+            }
+        }
+    }
+
+    fn send(&self, peer: &OsStr, datagrams: &[String]) {
+        let address = self.address.join(peer);
+        for datagram in datagrams {
+            match self.sender.send_to(datagram.as_bytes(), &address) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                    tracing::debug!(?peer, "removing the socket of a session whose process is dead");
+                    let _ = fs::remove_file(self.peers.join(peer));
+                    return;
+                }
+                // Its queue is full, most likely: what follows would not fit either.
+                Err(error) => {
+                    tracing::debug!(?peer, %error, "a session could not be told");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Finds a way to write the sub-directory that leaves room for a socket's name.
+fn address_of(peers: &Path) -> (PathBuf, Option<File>) {
+    let fits = peers.as_os_str().len() + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES;
+    if !fits
+        && cfg!(any(target_os = "linux", target_os = "android"))
+        && let Ok(handle) = File::open(peers)
+    {
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&handle);
+        return (format!("/proc/self/fd/{descriptor}").into(), Some(handle));
+    }
+    (peers.to_owned(), None)
+}
+
+/// Receives what other sessions send.
+#[derive(Debug)]
+pub(super) struct Inbox<S = tokio::net::UnixDatagram> {
+    socket: Option<S>,
+}
+
+impl Inbox<Idle> {
+    /// Makes the socket known to the runtime that this is called in.
+    pub(super) fn register(self) -> io::Result<Inbox> {
+        let socket = self.socket.map(tokio::net::UnixDatagram::from_std).transpose()?;
+        Ok(Inbox { socket })
+    }
+}
+
+impl Inbox {
+    /// Waits for a datagram and adds what it says to `events`. Cancel-safe: nothing is awaited once it was taken out.
+    pub(super) async fn receive(&mut self, events: &mut VecDeque<Event>) {
+        let Some(socket) = &self.socket else { return std::future::pending().await };
+        let mut buffer = [0; BUFFER_BYTES];
+        match socket.recv(&mut buffer).await {
+            Ok(bytes) => {
+                if let Some(read) = parse(&buffer[..bytes]) {
+                    events.extend(read);
+                } else {
+                    tracing::debug!(bytes, "ignored a datagram that cannot be read");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the socket for wake-ups is broken, released leases are noticed by polling");
+                self.socket = None;
+            }
+        }
+    }
+}
+
+/// Reads a datagram, whole or not at all.
+fn parse(datagram: &[u8]) -> Option<Vec<Event>> {
+    let mut words = std::str::from_utf8(datagram).ok()?.split(' ');
+    let event: fn(Key) -> Event = match words.next()? {
+        "freed" => Event::Freed,
+        "step-down" => |key| Event::Message(Message::StepDown(key)),
+        _ => return None,
+    };
+    words.map(|word| if word.len() == 16 { word.parse().ok().map(event) } else { None }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Kind;
+
+    fn shown(datagram: &[u8]) -> Option<String> {
+        parse(datagram).map(|events| format!("{events:?}"))
+    }
+
+    #[test]
+    fn datagrams_are_read_whole_or_not_at_all() {
+        assert_eq!(
+            shown(b"freed 00000000000000ff ffffffffffffffff").unwrap(),
+            "[Freed(Key(00000000000000ff)), Freed(Key(ffffffffffffffff))]"
+        );
+        assert_eq!(
+            shown(b"step-down 0000000000000001").unwrap(),
+            "[Message(StepDown(Key(0000000000000001)))]"
+        );
+        for malformed in [
+            "",
+            "hello 00000000000000ff",
+            "freed ff",
+            "freed 00000000000000ff ",
+            "freed 00000000000000ff x",
+            "freed +0000000000000fg",
+            "step-down",
+        ] {
+            let nothing = shown(malformed.as_bytes()).is_none_or(|events| events == "[]");
+            assert!(nothing, "{malformed:?}");
+        }
+        assert_eq!(shown(b"freed \xff\xfe"), None);
+    }
+
+    #[test]
+    fn many_freed_keys_are_split_into_datagrams_below_1000_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sender, _) = open(dir.path(), "sender").unwrap();
+        let (_receiver, inbox) = open(dir.path(), "receiver").unwrap();
+        let keys: Vec<_> = (0..150).map(|i| Key::of(Kind::Lease, &i.to_string())).collect();
+        sender.freed(&keys);
+
+        let mut read = Vec::new();
+        let mut buffer = [0; BUFFER_BYTES];
+        while let Ok(bytes) = inbox.socket.as_ref().unwrap().recv(&mut buffer) {
+            assert!(bytes < 1000, "{bytes}");
+            read.extend(parse(&buffer[..bytes]).unwrap());
+        }
+        let expected: Vec<_> = keys.into_iter().map(Event::Freed).collect();
+        assert_eq!(format!("{read:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn only_dead_sockets_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sender, _inbox) = open(dir.path(), "same").unwrap();
+        let (_alive, _alive_inbox) = open(dir.path(), "same").unwrap();
+        let peers = dir.path().join(directory::PEERS);
+        drop(UnixDatagram::bind(peers.join("dead.sock")).unwrap());
+        drop(UnixDatagram::bind(peers.join("being-bound.new")).unwrap());
+        fs::write(peers.join("no-socket.sock"), "").unwrap();
+
+        sender.freed(&[Key::of(Kind::Lease, "x")]);
+        let mut left: Vec<_> = fs::read_dir(&peers)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left.len(), 4, "{left:?}");
+        assert_eq!(left[..2], ["being-bound.new", "no-socket.sock"]);
+        assert!(left[2..].iter().all(|name| name.starts_with("same-")), "{left:?}");
+    }
+}
