@@ -75,6 +75,8 @@ mod locker;
 mod name;
 mod options;
 mod sabotage;
+#[cfg(test)]
+mod simulation;
 mod store;
 
 pub use candidate::Candidate;
