@@ -26,7 +26,7 @@ pub const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(5);
 pub const DEFAULT_MAX_HELD: usize = 1_000;
 
 /// Longest `ttl` that the options may add up to: 24 days. PostgreSQL keeps its timeouts as 32-bit milliseconds.
-pub const MAX_TTL: Duration = Duration::from_secs(24 * 24 * 60 * 60);
+pub const MAX_TTL: Duration = Duration::from_hours(24 * 24);
 
 /// Most bytes of an identity: PostgreSQL keeps 63 bytes of an `application_name`, and ten are `leasehold/`.
 pub const MAX_IDENTITY_BYTES: usize = 53;
@@ -450,6 +450,8 @@ fn host_name() -> String {
 mod tests {
     use super::*;
 
+    type Setter = fn(Options) -> Options;
+
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -466,7 +468,6 @@ mod tests {
             (DEFAULT_RETRY_INTERVAL, DEFAULT_HEARTBEAT_INTERVAL, DEFAULT_QUERY_TIMEOUT, DEFAULT_STOP_GRACE),
             (s(5), s(5), s(10), s(5))
         );
-        type Setter = fn(Options) -> Options;
         let setters: [(&str, Setter); 8] = [
             ("retry_interval=7s", |o| o.retry_interval(s(7))),
             ("heartbeat_interval=7s", |o| o.heartbeat_interval(s(7))),

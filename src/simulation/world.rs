@@ -88,7 +88,7 @@ impl State {
         }
     }
 
-    fn violated(&mut self, what: String) {
+    fn violated(&mut self, what: &str) {
         self.note(format_args!("VIOLATION {what}"));
         let at = clock::now() - self.begun;
         self.violation.get_or_insert_with(|| format!("at {:.3} s: {what}", at.as_secs_f64()));
@@ -373,9 +373,9 @@ impl World {
         match result {
             Ok(value) => state.note(format_args!("{host} {name}: run returned a value: {}", value.is_some())),
             Err(RunError::Job("as planned")) => {
-                state.note(format_args!("{host} {name}: run returned the job's error"))
+                state.note(format_args!("{host} {name}: run returned the job's error"));
             }
-            Err(error) => state.violated(format!("{host} {name}: run returned {error}")),
+            Err(error) => state.violated(&format!("{host} {name}: run returned {error}")),
         }
     }
 
@@ -385,7 +385,7 @@ impl World {
         let (now, term) = (clock::now(), lease.term());
         state.note(format_args!("{host} {name} term {term} starts"));
         if state.last_term.insert((host, name), term).is_some_and(|last| last >= term) {
-            state.violated(format!("{host} {name}: term {term} comes after a later one"));
+            state.violated(&format!("{host} {name}: term {term} comes after a later one"));
         }
         let number = state.leases.len() as u64;
         // It may not have heard yet that its session was ended.
@@ -421,7 +421,7 @@ impl World {
                 "two at once: {name} on {host} in term {term} and on {} in term {}",
                 other.host, other.term
             );
-            state.violated(what);
+            state.violated(&what);
         }
         state.led.insert(name, now);
         if lease.reason() == Some(Reason::SteppedDown) {
@@ -429,7 +429,7 @@ impl World {
                 // From outside: it may have been on its way through the longest partition.
                 || state.outside_requests.get(name).is_some_and(|at| now - *at < Duration::from_secs(200));
             if !asked {
-                state.violated(format!("{host} {name} steps down in term {term}, and nobody asked it to"));
+                state.violated(&format!("{host} {name} steps down in term {term}, and nobody asked it to"));
             }
         }
     }
@@ -468,7 +468,7 @@ impl World {
             if vacant > limit
                 && let Some(able) = able
             {
-                state.violated(format!("nobody leads {name} for {vacant:?}, though {able} could"));
+                state.violated(&format!("nobody leads {name} for {vacant:?}, though {able} could"));
             }
         }
     }
@@ -485,13 +485,13 @@ impl World {
             let (holders, waiters) =
                 (state.memory.holders(&Name::from(name)), state.memory.waiters(&Name::from(name)));
             if !holders.is_empty() || waiters > 0 {
-                state.violated(format!("{name} is left to {holders:?}, {waiters} wait"));
+                state.violated(&format!("{name} is left to {holders:?}, {waiters} wait"));
             }
         }
         let sessions = state.memory.sessions();
         if sessions > 0 || !state.bodies.is_empty() {
             let bodies = state.bodies.len();
-            state.violated(format!("{sessions} sessions and {bodies} bodies are left"));
+            state.violated(&format!("{sessions} sessions and {bodies} bodies are left"));
         }
     }
 }
