@@ -1,0 +1,328 @@
+//! The server: its sessions, what they hold and wait for, and what it sends them.
+//!
+//! Pure and synchronous: the caller says what time it is, and carries the [`outbox`](Server::outbox) away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::LossCause;
+use crate::name::Key;
+use crate::store::{Answer, Ask, Event, Exchange, Exchanged, Message, Mode};
+
+/// What a lock is tied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// To its session: it goes when the session ends, and a session ends when it has been idle for its ttl.
+    Session,
+    /// To the clock: it goes `ask.ttl` after the grant, or after the last heartbeat that confirmed it.
+    Expiry,
+}
+
+/// A session, as the server counts them. Never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SessionId(u64);
+
+/// The proof of one grant. The number is never used twice, so an old proof says nothing about a newer grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    key: Key,
+    grant: u64,
+}
+
+#[derive(Debug)]
+struct Live {
+    identity: String,
+    ttl: Duration,
+    /// When the server finished its last statement.
+    idle_since: Instant,
+    waits_for: BTreeSet<Key>,
+}
+
+#[derive(Debug)]
+struct Holder {
+    grant: u64,
+    session: SessionId,
+    /// Of the process, which under [`Rule::Expiry`] holds the key on when its session is gone.
+    identity: String,
+    mode: Mode,
+    ttl: Duration,
+    /// When it was granted, or last confirmed by a heartbeat.
+    confirmed: Instant,
+}
+
+/// One key. Kept when nobody holds it, for its count.
+#[derive(Debug, Default)]
+struct Lock {
+    holders: Vec<Holder>,
+    grants: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Server {
+    rule: Rule,
+    accepts: bool,
+    last_session: u64,
+    last_grant: u64,
+    sessions: BTreeMap<SessionId, Live>,
+    locks: BTreeMap<Key, Lock>,
+    statements: BTreeMap<String, u64>,
+    outbox: Vec<(SessionId, Event)>,
+}
+
+impl Server {
+    pub(crate) fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            accepts: true,
+            last_session: 0,
+            last_grant: 0,
+            sessions: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            statements: BTreeMap::new(),
+            outbox: Vec::new(),
+        }
+    }
+
+    pub(crate) const fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// Takes away what the server has sent since the last call, in order.
+    pub(crate) fn outbox(&mut self) -> Vec<(SessionId, Event)> {
+        mem::take(&mut self.outbox)
+    }
+
+    /// Applies what time has done. Nothing else looks at the clock's effects, so this comes before every other call.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        match self.rule {
+            Rule::Session => {
+                let idle = |id: &SessionId| self.idle_limit(*id).is_some_and(|limit| limit <= now);
+                let over: Vec<_> = self.sessions.keys().copied().filter(idle).collect();
+                for id in over {
+                    self.terminate(id, &idle_timeout());
+                }
+            }
+            Rule::Expiry => {
+                self.drop_holders(|_, holder| holder.confirmed + holder.ttl <= now);
+            }
+        }
+    }
+
+    /// When the server will end this session if no statement of it comes. `None`: never, or it is gone.
+    pub(crate) fn idle_limit(&self, id: SessionId) -> Option<Instant> {
+        match self.rule {
+            Rule::Session => self.sessions.get(&id).map(|live| live.idle_since + live.ttl),
+            Rule::Expiry => None,
+        }
+    }
+
+    /// Opens a session. `None`: the server is down.
+    pub(crate) fn connect(&mut self, identity: &str, ttl: Duration, now: Instant) -> Option<SessionId> {
+        if !self.accepts {
+            return None;
+        }
+        self.last_session += 1;
+        let id = SessionId(self.last_session);
+        let identity = identity.to_owned();
+        self.sessions.insert(id, Live { identity, ttl, idle_since: now, waits_for: BTreeSet::new() });
+        Some(id)
+    }
+
+    /// Carries out one statement. `None`, and nothing done: the session has ended.
+    pub(crate) fn carry_out<T>(
+        &mut self,
+        id: SessionId,
+        now: Instant,
+        statement: impl FnOnce(&mut Self, SessionId, Instant) -> T,
+    ) -> Option<T> {
+        let live = self.sessions.get_mut(&id)?;
+        live.idle_since = now;
+        *self.statements.entry(live.identity.clone()).or_default() += 1;
+        Some(statement(self, id, now))
+    }
+
+    /// Releases, then withdrawals, then attempts. Statement.
+    pub(crate) fn exchange(
+        &mut self,
+        id: SessionId,
+        exchange: &Exchange<Held>,
+        now: Instant,
+    ) -> Exchanged<Held> {
+        let released = exchange.releases.iter().map(|held| self.release(id, held)).collect();
+        if let Some(live) = self.sessions.get_mut(&id) {
+            for key in &exchange.withdrawals {
+                live.waits_for.remove(key);
+            }
+        }
+        let answers = exchange.asks.iter().map(|ask| self.ask(id, ask, now)).collect();
+        Exchanged { released, answers }
+    }
+
+    fn release(&mut self, id: SessionId, held: &Held) -> bool {
+        let was_held = self.drop_holders(|key, holder| *key == held.key && holder.grant == held.grant);
+        if was_held {
+            let waits = |(other, live): (&SessionId, &Live)| {
+                (*other != id && live.waits_for.contains(&held.key))
+                    .then_some((*other, Event::Freed(held.key)))
+            };
+            self.outbox.extend(self.sessions.iter().filter_map(waits));
+        }
+        was_held
+    }
+
+    fn ask(&mut self, id: SessionId, ask: &Ask, now: Instant) -> Answer<Held> {
+        let Some(live) = self.sessions.get_mut(&id) else {
+            return Answer::Busy { registered: false };
+        };
+        if ask.register {
+            live.waits_for.insert(ask.key);
+        }
+        let lock = self.locks.entry(ask.key).or_default();
+        let shares = |holder: &Holder| matches!((holder.mode, ask.mode), (Mode::Shared, Mode::Shared));
+        if !lock.holders.iter().all(|holder| shares(holder) && holder.session != id) {
+            return Answer::Busy { registered: live.waits_for.contains(&ask.key) };
+        }
+        live.waits_for.remove(&ask.key);
+        self.last_grant += 1;
+        lock.grants += 1;
+        lock.holders.push(Holder {
+            grant: self.last_grant,
+            session: id,
+            identity: live.identity.clone(),
+            mode: ask.mode,
+            ttl: ask.ttl,
+            confirmed: now,
+        });
+        Answer::Granted(Held { key: ask.key, grant: self.last_grant })
+    }
+
+    /// Tells which grants still hold, and restarts their expiry. Statement.
+    pub(crate) fn heartbeat(&mut self, held: &[Held], now: Instant) -> Vec<bool> {
+        let confirm = |held: &Held| {
+            let mut holders = self.locks.get_mut(&held.key).into_iter().flat_map(|lock| &mut lock.holders);
+            let holder = holders.find(|holder| holder.grant == held.grant);
+            holder.map(|holder| holder.confirmed = now).is_some()
+        };
+        held.iter().map(confirm).collect()
+    }
+
+    /// Sends a message to every session. Statement.
+    pub(crate) fn publish(&mut self, message: Message) {
+        self.outbox.extend(self.sessions.keys().map(|id| (*id, Event::Message(message))));
+    }
+
+    /// Releases all that the session holds, and ends it. Statement.
+    pub(crate) fn end(&mut self, id: SessionId) {
+        let held: Vec<_> = self
+            .locks
+            .iter()
+            .flat_map(|(key, lock)| lock.holders.iter().map(move |holder| (*key, holder)))
+            .filter(|(_, holder)| holder.session == id)
+            .map(|(key, holder)| Held { key, grant: holder.grant })
+            .collect();
+        for held in held {
+            self.release(id, &held);
+        }
+        self.close(id);
+    }
+
+    /// Learns that the client has closed its connection.
+    pub(crate) fn close(&mut self, id: SessionId) {
+        if self.sessions.remove(&id).is_some() && self.rule == Rule::Session {
+            self.drop_holders(|_, holder| holder.session == id);
+        }
+    }
+
+    /// Ends a session of its own accord, and says so.
+    fn terminate(&mut self, id: SessionId, cause: &LossCause) {
+        self.close(id);
+        self.outbox.push((id, Event::Closed(cause.clone())));
+    }
+
+    /// An administrator ends the sessions of a process.
+    pub(crate) fn kill(&mut self, identity: &str) {
+        let of = self.sessions.iter().filter(|(_, live)| live.identity == identity);
+        let killed: Vec<_> = of.map(|(id, _)| *id).collect();
+        for id in killed {
+            self.terminate(id, &killed_by_admin());
+        }
+    }
+
+    /// Goes down, and all that it holds in memory with it.
+    pub(crate) fn down(&mut self) {
+        self.accepts = false;
+        let all: Vec<_> = self.sessions.keys().copied().collect();
+        for id in all {
+            self.terminate(id, &went_down());
+        }
+        self.drop_holders(|_, _| true);
+    }
+
+    pub(crate) const fn up(&mut self) {
+        self.accepts = true;
+    }
+
+    /// Takes keys from a process without a word: this one, or all.
+    pub(crate) fn revoke(&mut self, identity: &str, only: Option<Key>) {
+        self.drop_holders(|key, holder| holder.identity == identity && only.is_none_or(|only| only == *key));
+    }
+
+    /// Tells whether there was any such holder.
+    fn drop_holders(&mut self, is_over: impl Fn(&Key, &Holder) -> bool) -> bool {
+        let mut found = false;
+        for (key, lock) in &mut self.locks {
+            let before = lock.holders.len();
+            lock.holders.retain(|holder| !is_over(key, holder));
+            found |= lock.holders.len() < before;
+        }
+        found
+    }
+
+    /// The processes that hold a key, by grant.
+    pub(crate) fn holders(&self, key: Key) -> Vec<String> {
+        let holders = self.locks.get(&key).into_iter().flat_map(|lock| &lock.holders);
+        holders.map(|holder| holder.identity.clone()).collect()
+    }
+
+    pub(crate) fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(crate) fn connections(&self, identity: &str) -> usize {
+        self.sessions.values().filter(|live| live.identity == identity).count()
+    }
+
+    pub(crate) fn statements(&self, identity: &str) -> u64 {
+        self.statements.get(identity).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn waiters(&self, key: Key) -> usize {
+        self.sessions.values().filter(|live| live.waits_for.contains(&key)).count()
+    }
+
+    pub(crate) fn grants(&self, key: Key) -> u64 {
+        self.locks.get(&key).map_or(0, |lock| lock.grants)
+    }
+}
+
+// The words and codes of PostgreSQL, which is what a session of this kind imitates.
+
+fn killed_by_admin() -> LossCause {
+    closed("terminating connection due to administrator command", Some("57P01"))
+}
+
+fn idle_timeout() -> LossCause {
+    closed("terminating connection due to idle-session timeout", Some("57P05"))
+}
+
+fn went_down() -> LossCause {
+    closed("the server went down", None)
+}
+
+fn closed(reason: &str, sqlstate: Option<&str>) -> LossCause {
+    LossCause::Closed { reason: reason.to_owned(), sqlstate: sqlstate.map(str::to_owned) }
+}
