@@ -42,7 +42,8 @@ async fn a_named_function_is_a_job_and_its_error_comes_back() {
 
 #[tokio::test]
 async fn a_run_can_be_spawned() {
-    let locker = Stage::files().locker(quick("a"));
+    let stage = Stage::files();
+    let locker = stage.locker(quick("a"));
     let of_task = locker.clone();
     let run = tokio::spawn(async move {
         of_task
@@ -97,7 +98,8 @@ async fn a_job_may_borrow_and_change_what_is_around_it() {
 
 #[tokio::test]
 async fn a_job_need_not_be_send() {
-    let locker = Stage::files().locker(quick("a"));
+    let stage = Stage::files();
+    let locker = stage.locker(quick("a"));
     let local = tokio::task::LocalSet::new();
     let outcome = local.run_until(async {
         let run = tokio::task::spawn_local(async move {
