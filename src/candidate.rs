@@ -210,7 +210,7 @@ impl Stops {
             None => wanted,
         };
         if !comes {
-            future::pending().await
+            future::pending::<()>().await;
         }
     }
 

@@ -1,4 +1,70 @@
-//! One leader, hot standbys.
+//! One leader, hot standbys: leasehold decides which replica of a service may do a piece of work, so that it is never
+//! done by two at once and never by nobody for long. Every process makes a [`Locker`] over a store that all of them
+//! share; [`Locker::run`] runs a job in exactly one of them, and in another one when that stops, crashes or falls
+//! silent.
+//!
+//! ```
+//! use std::time::Duration;
+//! use leasehold::{CancellationToken, Lease, Locker, Options};
+//!
+//! # async fn sweep_once() -> anyhow::Result<()> { Ok(()) }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> anyhow::Result<()> {
+//! # let directory = tempfile::tempdir()?;
+//! # let url = format!("file:{}", directory.path().display());
+//! # let shutdown = CancellationToken::new();
+//! # shutdown.cancel(); // This example is over before it begins.
+//! let locker = Locker::connect(&url, Options::default()).await?;
+//! locker
+//!     .candidate("sweeper")
+//!     .until(shutdown)
+//!     .run(async |lease: Lease| {
+//!         let mut every_minute = tokio::time::interval(Duration::from_secs(60));
+//!         loop {
+//!             tokio::select! {
+//!                 () = lease.cancelled() => return anyhow::Ok(()),
+//!                 _ = every_minute.tick() => sweep_once().await?,
+//!             }
+//!         }
+//!     })
+//!     .await?;
+//! locker.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The types
+//!
+//! * [`Locker`]: one session with the store, on a thread of its own, shared by every job of the process.
+//! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
+//! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
+//! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
+//! * [`State`], [`Reason`], [`LossCause`]: what is going on, and why.
+//!
+//! # What holds
+//!
+//! 1. One job body at a time, while sessions live: the store's lock manager arbitrates, no clock is compared.
+//! 2. A graceful handover never overlaps: told to stop, job ended, lease released, standbys woken, in that order. The
+//!    wake-up is pushed; a standby's retry interval does not matter.
+//! 3. A holder gives up at its [deadline](Lease::deadline), which is counted from before its last answered statement
+//!    was sent, and its job's future is dropped [`stop_grace`](Options::stop_grace) later, an absolute instant. The
+//!    clock is compared before every poll of the job: a process that is thawed too late polls it no more. A store that
+//!    frees silent holders does so only after that.
+//! 4. Answers that are late but inside of the query timeout change nothing, and heartbeats do not share a thread with
+//!    the job.
+//!
+//! [`Options::bounds`] gives the figures, and [`Locker::bounds`] what of them holds on the store at hand.
+//!
+//! # What it does not do
+//!
+//! * It cannot stop a job that blocks its thread: that is reported as [`State::Overrun`], and nothing is started beside
+//!   it in the same process. Tasks that a job has spawned are the job's own to end.
+//! * The file store is for one host, and never frees the lease of a process that is frozen.
+//! * It is not a queue, not a scheduler, and keeps no state of the job's work.
+//!
+//! # Features
+//!
+//! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
 mod candidate;
 mod clock;
@@ -9,6 +75,8 @@ mod locker;
 mod name;
 mod options;
 mod sabotage;
+#[cfg(test)]
+mod simulation;
 mod store;
 
 pub use candidate::Candidate;

@@ -251,6 +251,7 @@ impl<H: Clone> Machine<H> {
             done.send(Parting::Lost).ok();
             return;
         };
+        candidate.place.state.send_replace(State::Standby);
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
             Phase::Held { held, term, .. } if term.is_held(now) => {
                 term.finish(now);
@@ -305,9 +306,7 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn next_alarm(&self) -> Option<Instant> {
         let alarms = self.candidates.values().filter_map(|candidate| match &candidate.phase {
             Phase::Held { start_at, .. } if self.options.is_broken(Sabotage::NoDeadline) => *start_at,
-            Phase::Held { term, start_at, .. } => {
-                start_at.into_iter().copied().chain([term.deadline()]).min()
-            }
+            Phase::Held { term, start_at, .. } => start_at.iter().copied().chain([term.deadline()]).min(),
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
             _ => None,
         });
@@ -513,9 +512,11 @@ impl<H: Clone> Machine<H> {
         let first_lease = !self.holds_any();
         let number = self.terms + 1;
         let Some(candidate) = self.candidates.get_mut(&id) else {
-            // Whoever asked has gone. Nobody may hold what no handle stands for.
-            if let Answer::Granted(held) = answer {
-                self.releases.push(Release::orphan(held, ask));
+            // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
+            match answer {
+                Answer::Granted(held) => self.releases.push(Release::orphan(held, ask)),
+                Answer::Busy { registered: true } => self.withdrawals.push(ask.key),
+                Answer::Busy { registered: false } | Answer::Failed(_) => {}
             }
             return;
         };

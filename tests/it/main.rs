@@ -18,3 +18,4 @@ mod one_leader;
 mod processes;
 mod support;
 mod telemetry;
+mod timing;
