@@ -7,7 +7,7 @@ use leasehold::{Candidate, Lease, Locker, Options, RunError};
 
 use crate::support::{Stage, on_every_store, quick};
 
-/// F-14: an error type of the user's own, and a function with a name.
+/// An error type of the user's own.
 #[derive(Debug, thiserror::Error)]
 #[error("no money")]
 struct MyError;

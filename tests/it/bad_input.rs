@@ -19,7 +19,7 @@ async fn urls_that_cannot_be_used_are_refused_with_what_to_write() {
         match (url, &error) {
             // What stands before the colon may be a scheme here.
             ("user:secret@host", Error::Url(UrlError::UnknownScheme { scheme })) => {
-                assert_eq!(scheme, "user")
+                assert_eq!(scheme, "user");
             }
             (_, Error::Url(UrlError::NoScheme)) => {}
             _ => panic!("{url}: {error:?}"),

@@ -5,10 +5,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Lease, Options, State};
+use leasehold::{Lease, Options, Reason, State};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::support::{Log, Member, block, on_every_store_outside_of_a_runtime, quick, until};
+use crate::support::{AT_ONCE, Log, Member, block, now, on_every_store_outside_of_a_runtime, quick, until};
 
 fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -68,5 +68,38 @@ fn a_job_that_cannot_be_dropped_is_reported_and_not_started_again_beside_itself(
         assert_eq!(stuck.join().unwrap(), Some(2));
         let lines = log.lines();
         assert_eq!(lines[7..], ["a end", "a start", "a goes on", "a end"], "{lines:?}");
+    });
+}
+
+/// F-25, F-37, D21: by the driver, since its run is not polled meanwhile; a job that blocks looks at its token.
+#[test]
+fn a_job_that_blocks_its_thread_is_told_to_stop() {
+    on_every_store_outside_of_a_runtime(|stage| {
+        for reason in [Reason::SteppedDown, Reason::Closed] {
+            let (log, locker) = (Log::default(), stage.locker(quick("a")));
+            let (job_log, of_thread) = (log.clone(), locker.clone());
+            let blocking = thread::spawn(move || {
+                let job = async |lease: Lease| {
+                    let (_body, since) = (job_log.body("a"), now());
+                    while !lease.cancellation().is_cancelled() && since.elapsed() < AT_ONCE {
+                        block(Duration::from_millis(1));
+                    }
+                    job_log.write(&format!("a is told: {:?}", lease.reason()));
+                    Ok::<_, Infallible>(())
+                };
+                one_thread().block_on(of_thread.run("job", job)).unwrap()
+            });
+            one_thread().block_on(async {
+                log.wait_for("a start", 1).await;
+                if reason == Reason::SteppedDown {
+                    locker.step_down("job").await.unwrap();
+                    log.wait_for("a end", 1).await;
+                }
+                locker.close().await;
+            });
+            let outcome = blocking.join().unwrap();
+            assert_eq!(log.lines()[1], format!("a is told: {:?}", Some(reason)));
+            assert_eq!(outcome, None);
+        }
     });
 }

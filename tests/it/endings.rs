@@ -200,7 +200,7 @@ async fn a_job_that_dies_at_once_gives_way_to_a_standby() {
             let (log, name) = (Log::default(), format!("job that panics: {panics}"));
             let (leader, standby) = (stage.locker(quick("a")), stage.locker(sleepy("b")));
             let (of_task, task_log, task_name) = (leader.clone(), log.clone(), name.clone());
-            let dies = async move {
+            let fatal = async move {
                 let job = async |_: Lease| {
                     let _body = task_log.body("a");
                     task_log.wait_for("b waits", 1).await;
@@ -208,7 +208,7 @@ async fn a_job_that_dies_at_once_gives_way_to_a_standby() {
                 };
                 of_task.run(&task_name, job).await
             };
-            let died = tokio::spawn(dies);
+            let died = tokio::spawn(fatal);
             log.wait_for("a start", 1).await;
             let mut next = Member::on(&standby, &name, "b", &log);
             next.stands_by().await;

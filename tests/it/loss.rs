@@ -120,6 +120,38 @@ async fn answers_after_the_query_timeout_end_the_term_and_the_candidate_rejoins(
     }
 }
 
+/// F-17, F-23: the session of a store that answers too late stays open until the job has ended.
+#[tokio::test]
+async fn a_standby_of_a_silent_leader_starts_after_the_leaders_body_has_ended() {
+    for memory in [Memory::new(), Memory::expiring()] {
+        let log = Log::default();
+        let stage = Stage::Memory(memory.clone());
+        let limit = Duration::from_millis(300);
+        let locker = stage.locker(quick("a").query_timeout(limit));
+        let (of_task, job_log) = (locker.clone(), log.clone());
+        let leader = tokio::spawn(async move {
+            let job = async |lease: Lease| {
+                let _body = job_log.body("a");
+                lease.cancelled().await;
+                // Nearly all of its grace.
+                pass(Duration::from_millis(400)).await;
+                Ok::<_, Infallible>(())
+            };
+            of_task.run("job", job).await
+        });
+        log.wait_for("a start", 1).await;
+        let mut standby = Member::join(&stage, quick("b"), "job", &log);
+        standby.stands_by().await;
+        memory.slow("a", Duration::ZERO, limit + Duration::from_secs(1));
+        standby.leads().await;
+        memory.slow("a", Duration::ZERO, Duration::ZERO);
+        locker.close().await;
+        assert_eq!(leader.await.unwrap().unwrap(), None);
+        standby.stop().await.unwrap();
+        assert_eq!(log.lines(), ["a start", "a end", "b start", "b end"]);
+    }
+}
+
 /// D19, F-16: it is dropped when the grace is over, not before, and the candidate leads again.
 #[tokio::test]
 async fn a_job_that_ignores_the_loss_is_dropped_when_its_grace_is_over() {

@@ -150,8 +150,12 @@ async fn a_leader_steps_down_when_another_process_asks() {
 #[tokio::test]
 async fn a_process_that_is_thawed_too_late_polls_its_job_no_more() {
     let (stage, lines) = (Stage::files(), Lines::new());
-    let options = quick("a").query_timeout(Duration::from_millis(400)).stop_grace(Duration::from_millis(200));
-    let mut replica = spawn(&stage, &options, &lines, "hold");
+    let options = quick("a")
+        .query_timeout(Duration::from_millis(400))
+        .stop_grace(Duration::from_millis(200))
+        // What ends a stubborn job at the end of the test.
+        .drain_timeout(Some(Duration::from_millis(100)));
+    let mut replica = spawn(&stage, &options, &lines, "stubborn");
     let mut seen = lines.wait_for("a start", 0).await;
     for _ in 0..3 {
         // Right after a tick: the next one is far away, so it does not stop in the middle of one.

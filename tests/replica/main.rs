@@ -34,6 +34,8 @@ mod unix {
     enum Behaviour {
         /// Leads until it is told to stop.
         Hold,
+        /// Does not stop, whatever it is told.
+        Stubborn,
         /// As `Hold`, and takes its time to stop.
         WindDown,
         /// Steps down after a short term.
@@ -44,10 +46,13 @@ mod unix {
     pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         let [url, name, options, log, behaviour] = arguments.as_slice() else {
-            return Err("usage: leasehold-replica URL NAME OPTIONS LOG hold|wind-down|hand-over".into());
+            return Err(
+                "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over".into()
+            );
         };
         let behaviour = match behaviour.as_str() {
             "hold" => Behaviour::Hold,
+            "stubborn" => Behaviour::Stubborn,
             "wind-down" => Behaviour::WindDown,
             "hand-over" => Behaviour::HandOver,
             other => return Err(format!("there is no behaviour {other:?}").into()),
@@ -75,7 +80,14 @@ mod unix {
         let body = Body { who, term: lease.term(), log };
         body.write("start")?;
         let mut ticks = 0;
-        while tokio::time::timeout(TICK, lease.cancelled()).await.is_err() {
+        let told = async {
+            match behaviour {
+                Behaviour::Stubborn => std::future::pending().await,
+                _ => lease.cancelled().await,
+            }
+        };
+        let mut told = std::pin::pin!(told);
+        while tokio::time::timeout(TICK, &mut told).await.is_err() {
             body.write("tick")?;
             ticks += 1;
             if behaviour == Behaviour::HandOver && ticks == TERM_IN_TICKS {
