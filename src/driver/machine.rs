@@ -212,6 +212,14 @@ impl<H: Clone> Machine<H> {
         }
     }
 
+    /// Tells every job to stop, while its lease is held.
+    pub(crate) fn stop_all(&mut self, reason: &Reason, now: Instant) {
+        let ids: Vec<Id> = self.candidates.keys().copied().collect();
+        for id in ids {
+            self.stop(id, None, reason.clone(), now);
+        }
+    }
+
     /// Tells a job to stop while its lease is held; only in its present term, if one is named.
     fn stop(&mut self, id: Id, term: Option<u64>, reason: Reason, now: Instant) {
         let wait = self.poll_interval();
@@ -525,8 +533,7 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Granted(held)) => {
                 self.terms = number;
                 let deadline = sent + self.bounds.trust;
-                let term =
-                    Arc::new(Term::new(place.name.clone(), number, deadline, Arc::clone(&self.options)));
+                let term = Arc::new(Term::new(place, number, deadline, Arc::clone(&self.options)));
                 info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
                 // A clean end of the term before: we were told of the release, and got the lease by asking then.
                 let clean = waiting.freed;

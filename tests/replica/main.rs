@@ -1,7 +1,7 @@
 //! A replica for the integration tests: a process that contends for one name, and writes what its job does to a log.
 //!
 //! `leasehold-replica URL NAME OPTIONS LOG BEHAVIOUR`. The log's lines are `<identity> start|tick|end <term>`, each
-//! appended in one write. SIGTERM ends it in order.
+//! appended in one write. It ends in order when its standard input does, so that none outlives the tests.
 
 #[cfg(unix)]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,7 +19,6 @@ mod unix {
     use std::time::Duration;
 
     use leasehold::{CancellationToken, Lease, Locker, Options};
-    use tokio::signal::unix::{SignalKind, signal};
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.
     const TICK: Duration = Duration::from_millis(50);
@@ -59,12 +58,10 @@ mod unix {
         };
         let log = OpenOptions::new().append(true).create(true).open(log)?;
 
-        // Before anything else, so that no signal meets the default action.
-        let mut terminate = signal(SignalKind::terminate())?;
         let shutdown = CancellationToken::new();
         let asked = shutdown.clone();
-        tokio::spawn(async move {
-            terminate.recv().await;
+        std::thread::spawn(move || {
+            io::copy(&mut io::stdin(), &mut io::sink()).ok();
             asked.cancel();
         });
 

@@ -60,7 +60,7 @@ impl Replica {
             .args([&stage.url(), name, &options.to_string()])
             .arg(lines.path())
             .arg(behaviour)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .spawn()
             .expect("the replica starts");
         Self { child, who: options.get_identity().to_owned() }
@@ -72,8 +72,8 @@ impl Replica {
     }
 
     /// Asks it to end in order.
-    pub(crate) fn terminate(&self) {
-        self.signal(Signal::TERM);
+    pub(crate) fn terminate(&mut self) {
+        self.child.stdin.take();
     }
 
     /// Kills it, and waits until it is dead.
