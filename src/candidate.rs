@@ -135,7 +135,7 @@ impl Candidate {
         if self.locker.closing.is_cancelled() {
             return Ok(None);
         }
-        let seat = self.locker.seat(&self.name, self.takeover_delay)?;
+        let seat = self.locker.seat(&self.name, self.takeover_delay, self.stops.until.clone())?;
         let span = info_span!("run", name = %self.name);
         self.serve(seat, job).instrument(span).await
     }
@@ -210,7 +210,7 @@ impl Stops {
             None => wanted,
         };
         if !comes {
-            future::pending().await
+            future::pending::<()>().await;
         }
     }
 

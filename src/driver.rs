@@ -28,6 +28,7 @@ use tracing::{debug, error, info, warn};
 use crate::clock;
 use crate::driver::command::{Id, Request};
 use crate::driver::machine::{Machine, Statement};
+use crate::driver::term::Reason;
 use crate::error::{ConnectError, LossCause};
 use crate::options::Options;
 use crate::sabotage::Sabotage;
@@ -312,6 +313,7 @@ impl<S: Store> Inbox<S> {
             Some(Request::Connect(reply)) => self.eager = Some(reply),
             Some(Request::Close { within, reply }) => {
                 self.closing = true;
+                self.machine.stop_all(&Reason::Closed, clock::now());
                 self.closers.push((within, reply));
             }
             None => (self.closing, self.handles_gone) = (true, true),

@@ -75,6 +75,8 @@ mod locker;
 mod name;
 mod options;
 mod sabotage;
+#[cfg(test)]
+mod simulation;
 mod store;
 
 pub use candidate::Candidate;
@@ -91,3 +93,8 @@ pub use options::{
 pub use store::memory::Memory;
 /// Re-exported, since [`Lease::cancellation`] and [`Candidate::until`] speak of it.
 pub use tokio_util::sync::CancellationToken;
+
+/// The examples of the README compile and run with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

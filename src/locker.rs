@@ -292,6 +292,7 @@ impl Inner {
         self: &Arc<Self>,
         name: &Name,
         takeover_delay: Option<Duration>,
+        shutdown: Option<CancellationToken>,
     ) -> Result<Seat, RunError<E>> {
         let mut names = self.names();
         let taken = names.values().filter(|entry| entry.taken).count();
@@ -310,6 +311,7 @@ impl Inner {
             name: name.clone(),
             key: Key::of(Kind::Lease, name.as_str()),
             takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
+            shutdown,
             grants,
             state,
         };

@@ -26,7 +26,7 @@ pub const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(5);
 pub const DEFAULT_MAX_HELD: usize = 1_000;
 
 /// Longest `ttl` that the options may add up to: 24 days. PostgreSQL keeps its timeouts as 32-bit milliseconds.
-pub const MAX_TTL: Duration = Duration::from_secs(24 * 24 * 60 * 60);
+pub const MAX_TTL: Duration = Duration::from_hours(24 * 24);
 
 /// Most bytes of an identity: PostgreSQL keeps 63 bytes of an `application_name`, and ten are `leasehold/`.
 pub const MAX_IDENTITY_BYTES: usize = 53;
@@ -166,10 +166,10 @@ impl Options {
     /// assert_eq!(bounds.vacancy_crashed, Some(Duration::from_secs(6)));
     /// assert_eq!(bounds.vacancy_silent, Some(Duration::from_millis(31_500)));
     /// // Two lead, at the longest: after a frozen host or a partition; after the server ended the session; after the
-    /// // server ended the session of a holder that is cut off as well.
+    /// // server ended the session of a holder that is cut off or frozen as well.
     /// assert_eq!(bounds.overlap_silent, Duration::ZERO);
     /// assert_eq!(bounds.overlap_killed, Duration::from_secs(5));
-    /// assert_eq!(bounds.overlap_killed_and_cut_off, Duration::from_secs(20));
+    /// assert_eq!(bounds.overlap_killed_and_cut_off, Duration::from_secs(25));
     /// ```
     #[must_use]
     pub fn bounds(&self) -> Bounds {
@@ -180,7 +180,6 @@ impl Options {
         // 1.2 × the interval: the longest jittered wait. In integers, so that the figure is exact.
         let poll = self.retry_interval.saturating_add(self.retry_interval / 5);
         let takeover = poll.saturating_add(self.takeover_delay);
-        let noticed = self.heartbeat_interval.saturating_add(self.query_timeout);
         Bounds {
             trust,
             ttl,
@@ -189,9 +188,7 @@ impl Options {
             vacancy_silent: Some(ttl.saturating_add(takeover)),
             overlap_silent: Duration::ZERO,
             overlap_killed: self.stop_grace.saturating_sub(self.takeover_delay),
-            overlap_killed_and_cut_off: noticed
-                .saturating_add(self.stop_grace)
-                .saturating_sub(self.takeover_delay),
+            overlap_killed_and_cut_off: told_to_stopped.saturating_sub(self.takeover_delay),
         }
     }
 
@@ -336,7 +333,8 @@ pub struct Bounds {
     pub overlap_silent: Duration,
     /// Longest overlap after the server ended the holder's session: how long the job takes to stop, at most this.
     pub overlap_killed: Duration,
-    /// Longest overlap after the server ended the session of a holder that is cut off from it.
+    /// Longest overlap after the server ended the session of a holder that is cut off from it, or frozen: it gives up
+    /// at its deadline.
     pub overlap_killed_and_cut_off: Duration,
 }
 
@@ -452,6 +450,8 @@ fn host_name() -> String {
 mod tests {
     use super::*;
 
+    type Setter = fn(Options) -> Options;
+
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -468,7 +468,6 @@ mod tests {
             (DEFAULT_RETRY_INTERVAL, DEFAULT_HEARTBEAT_INTERVAL, DEFAULT_QUERY_TIMEOUT, DEFAULT_STOP_GRACE),
             (s(5), s(5), s(10), s(5))
         );
-        type Setter = fn(Options) -> Options;
         let setters: [(&str, Setter); 8] = [
             ("retry_interval=7s", |o| o.retry_interval(s(7))),
             ("heartbeat_interval=7s", |o| o.heartbeat_interval(s(7))),

@@ -38,7 +38,7 @@ fn between(rng: &mut StdRng, from: u64, to: u64) -> Duration {
 enum Behaviour {
     /// Goes on until told to stop, and then that long.
     Stops(Duration),
-    /// Goes on for ever, told or not.
+    /// Goes on, told or not, for as long as there is anything to simulate.
     Ignores,
     Returns(Duration),
     Fails(Duration),
@@ -56,7 +56,13 @@ impl Behaviour {
     }
 }
 
-async fn body(world: World, host: Host, lease: Lease, behaviour: Behaviour, tick: Duration) -> Result<(), &'static str> {
+async fn body(
+    world: World,
+    host: Host,
+    lease: Lease,
+    behaviour: Behaviour,
+    tick: Duration,
+) -> Result<(), &'static str> {
     let body = world.started(host, &lease);
     let started = clock::now();
     let work = async {
@@ -75,10 +81,11 @@ async fn body(world: World, host: Host, lease: Lease, behaviour: Behaviour, tick
         let told = clock::now();
         let wind_down = match behaviour {
             Behaviour::Stops(wind_down) => wind_down,
-            Behaviour::Ignores => Duration::from_secs(1_000_000),
+            Behaviour::Ignores => Duration::MAX,
             Behaviour::Returns(_) | Behaviour::Fails(_) => Duration::ZERO,
         };
-        while clock::now() < told + wind_down {
+        // In the end it gives in: without a drain timeout, closing waits for it for ever.
+        while clock::now() - told < wind_down && !world.is_closing() {
             tokio::time::sleep(tick).await;
         }
         Ok(())
@@ -136,7 +143,8 @@ impl Replica {
 
 /// Runs one seed to its end. Gives what happened, if asked for a trace, and the first thing that should not have.
 fn simulate(seed: u64, sabotage: Option<Sabotage>, trace: bool) -> (Vec<String>, Result<(), String>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let mut rng = StdRng::seed_from_u64(seed);
         let memory = if rng.random_bool(0.25) { Memory::expiring() } else { Memory::new() };
@@ -265,7 +273,7 @@ fn seeds_hold_the_guarantees() {
         let soak = humantime::parse_duration(&soak).expect("LEASEHOLD_SOAK is a duration such as 10m");
         #[expect(clippy::disallowed_methods, reason = "how long to soak is a matter of the real clock")]
         let begun = std::time::Instant::now();
-        let mut from = rand::random_range(0..u64::MAX / 2);
+        let mut from = rand::make_rng::<StdRng>().random_range(0..u64::MAX / 2);
         while begun.elapsed() < soak {
             assert_none_fails(from..from + SEEDS);
             from += SEEDS;

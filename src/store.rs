@@ -42,6 +42,10 @@ pub(crate) struct Ask {
     pub(crate) name: Name,
     pub(crate) mode: Mode,
     /// How long the store keeps the key for a silent holder, where it can.
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "for stores whose keys expire")
+    )]
     pub(crate) ttl: Duration,
     /// Register as waiting before trying, so that a release of the key is pushed here.
     pub(crate) register: bool,
@@ -86,6 +90,10 @@ pub(crate) enum Event {
     /// Somebody sent a message.
     Message(Message),
     /// The session is over: the store holds nothing for it any more.
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "for stores with a connection")
+    )]
     Closed(LossCause),
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::term::{Reason, State, Term};
 use crate::error::ConnectError;
@@ -65,6 +66,8 @@ pub(crate) struct Place {
     pub(crate) name: Name,
     pub(crate) key: Key,
     pub(crate) takeover_delay: Duration,
+    /// Tells its jobs to stop of itself, so that one that blocks its thread hears of it too.
+    pub(crate) shutdown: Option<CancellationToken>,
     pub(crate) grants: mpsc::UnboundedSender<Arc<Term>>,
     pub(crate) state: watch::Sender<State>,
 }

@@ -212,6 +212,14 @@ impl<H: Clone> Machine<H> {
         }
     }
 
+    /// Tells every job to stop, while its lease is held.
+    pub(crate) fn stop_all(&mut self, reason: &Reason, now: Instant) {
+        let ids: Vec<Id> = self.candidates.keys().copied().collect();
+        for id in ids {
+            self.stop(id, None, reason.clone(), now);
+        }
+    }
+
     /// Tells a job to stop while its lease is held; only in its present term, if one is named.
     fn stop(&mut self, id: Id, term: Option<u64>, reason: Reason, now: Instant) {
         let wait = self.poll_interval();
@@ -251,6 +259,7 @@ impl<H: Clone> Machine<H> {
             done.send(Parting::Lost).ok();
             return;
         };
+        candidate.place.state.send_replace(State::Standby);
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
             Phase::Held { held, term, .. } if term.is_held(now) => {
                 term.finish(now);
@@ -305,9 +314,7 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn next_alarm(&self) -> Option<Instant> {
         let alarms = self.candidates.values().filter_map(|candidate| match &candidate.phase {
             Phase::Held { start_at, .. } if self.options.is_broken(Sabotage::NoDeadline) => *start_at,
-            Phase::Held { term, start_at, .. } => {
-                start_at.into_iter().copied().chain([term.deadline()]).min()
-            }
+            Phase::Held { term, start_at, .. } => start_at.iter().copied().chain([term.deadline()]).min(),
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
             _ => None,
         });
@@ -513,9 +520,11 @@ impl<H: Clone> Machine<H> {
         let first_lease = !self.holds_any();
         let number = self.terms + 1;
         let Some(candidate) = self.candidates.get_mut(&id) else {
-            // Whoever asked has gone. Nobody may hold what no handle stands for.
-            if let Answer::Granted(held) = answer {
-                self.releases.push(Release::orphan(held, ask));
+            // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
+            match answer {
+                Answer::Granted(held) => self.releases.push(Release::orphan(held, ask)),
+                Answer::Busy { registered: true } => self.withdrawals.push(ask.key),
+                Answer::Busy { registered: false } | Answer::Failed(_) => {}
             }
             return;
         };
@@ -524,8 +533,7 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Granted(held)) => {
                 self.terms = number;
                 let deadline = sent + self.bounds.trust;
-                let term =
-                    Arc::new(Term::new(place.name.clone(), number, deadline, Arc::clone(&self.options)));
+                let term = Arc::new(Term::new(place, number, deadline, Arc::clone(&self.options)));
                 info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
                 // A clean end of the term before: we were told of the release, and got the lease by asking then.
                 let clean = waiting.freed;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::command::Place;
 use crate::error::LossCause;
 use crate::name::Name;
 use crate::options::Options;
@@ -110,11 +111,11 @@ pub(crate) enum Verdict {
 }
 
 impl Term {
-    pub(crate) fn new(name: Name, number: u64, deadline: Instant, options: Arc<Options>) -> Self {
+    pub(crate) fn new(place: &Place, number: u64, deadline: Instant, options: Arc<Options>) -> Self {
         Self {
-            name,
+            name: place.name.clone(),
             number,
-            stop: CancellationToken::new(),
+            stop: place.shutdown.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token),
             lost: CancellationToken::new(),
             options,
             vital: Mutex::new(Vital { deadline, over: false, reason: None, drop_at: None }),
@@ -130,7 +131,8 @@ impl Term {
     }
 
     pub(crate) fn reason(&self) -> Option<Reason> {
-        self.vital().reason.clone()
+        // Only the candidate's own shutdown stops a term without coming by here.
+        self.vital().reason.clone().or_else(|| self.stop.is_cancelled().then_some(Reason::Shutdown))
     }
 
     /// When the job's future is dropped, once that is settled.
@@ -194,8 +196,10 @@ impl Term {
             let from = if notice { now } else { now.min(vital.deadline) };
             vital.drop_no_later_than(from + self.options.stop_grace);
             // A term that was told to stop and then ended in order keeps the reason that it was told.
-            if vital.reason.is_none() || reason != Reason::Ended {
+            if reason != Reason::Ended {
                 vital.reason = Some(reason);
+            } else if vital.reason.is_none() {
+                vital.reason = Some(if self.stop.is_cancelled() { Reason::Shutdown } else { reason });
             }
         }
         drop(vital);
@@ -220,8 +224,11 @@ impl Term {
 mod tests {
     use std::time::Duration;
 
+    use tokio::sync::{mpsc, watch};
+
     use super::*;
     use crate::clock;
+    use crate::name::{Key, Kind};
 
     const fn ms(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
@@ -231,7 +238,15 @@ mod tests {
     fn term(drain_timeout: Option<Duration>) -> (Term, Instant) {
         let now = clock::now();
         let options = Arc::new(Options::default().drain_timeout(drain_timeout));
-        (Term::new(Name::from("job"), 1, now + ms(20_000), options), now)
+        (Term::new(&place(None), 1, now + ms(20_000), options), now)
+    }
+
+    fn place(shutdown: Option<CancellationToken>) -> Place {
+        let name = Name::from("job");
+        let key = Key::of(Kind::Lease, "job");
+        let (grants, _) = mpsc::unbounded_channel();
+        let state = watch::Sender::new(State::Standby);
+        Place { name, key, takeover_delay: Duration::ZERO, shutdown, grants, state }
     }
 
     /// F-36
@@ -310,5 +325,19 @@ mod tests {
         let (untold, t0) = term(None);
         untold.finish(t0);
         assert_eq!((untold.reason(), untold.is_held(t0)), (Some(Reason::Ended), false));
+    }
+
+    /// F-12: also where nobody polls the run, since the job blocks its thread.
+    #[test]
+    fn a_shutdown_stops_the_term_by_itself_and_is_its_reason() {
+        let (now, shutdown) = (clock::now(), CancellationToken::new());
+        let place = place(Some(shutdown.clone()));
+        let term = Term::new(&place, 1, now + ms(20_000), Arc::new(Options::default()));
+        assert_eq!(term.reason(), None);
+        shutdown.cancel();
+        assert!(term.stop.is_cancelled() && term.is_held(now));
+        assert_eq!(term.reason(), Some(Reason::Shutdown));
+        term.finish(now);
+        assert_eq!(term.reason(), Some(Reason::Shutdown));
     }
 }

@@ -41,7 +41,7 @@ struct State {
     /// Since when a candidate could have asked.
     able: BTreeMap<(Host, &'static str), Option<Instant>>,
     eligible: BTreeMap<(Host, &'static str), bool>,
-    last_term: BTreeMap<Host, u64>,
+    last_term: BTreeMap<(Host, &'static str), u64>,
     /// Every lease there ever was: jobs keep them, and use them too late.
     leases: Vec<(Host, Lease)>,
     step_downs: Vec<(Host, u64)>,
@@ -88,23 +88,33 @@ impl State {
         }
     }
 
-    fn violated(&mut self, what: String) {
+    fn violated(&mut self, what: &str) {
         self.note(format_args!("VIOLATION {what}"));
         let at = clock::now() - self.begun;
         self.violation.get_or_insert_with(|| format!("at {:.3} s: {what}", at.as_secs_f64()));
     }
 
+    /// How long after the server has ended its session a holder that is cut off, or frozen, has surely given up.
+    fn cut_off_limit(&self) -> Duration {
+        self.bounds.trust + self.stop_grace
+    }
+
     /// The server takes what a host holds.
     fn deprive(&mut self, host: Host, name: Option<&'static str>) {
         let now = clock::now();
-        // After a kill the news travels at once; after a revocation it comes with the next heartbeat.
-        let allowance = if self.hosts[host.0].is_well() && name.is_none() {
-            self.stop_grace
-        } else {
-            self.bounds.overlap_killed_and_cut_off
+        // After a kill the news travels at once, unless the host is cut off. After a revocation it comes with the next
+        // heartbeat; one that was on its way, and a statement after it, may still be answered as if nothing were.
+        let allowance = match name {
+            None if self.hosts[host.0].is_well() => self.stop_grace,
+            None => self.cut_off_limit(),
+            Some(_) => self.bounds.trust + self.cut_off_limit(),
         };
         self.hosts[host.0].deprived_at = Some(now);
-        for body in self.bodies.iter_mut().filter(|body| body.host == host && name.is_none_or(|name| name == body.name)) {
+        for body in self
+            .bodies
+            .iter_mut()
+            .filter(|body| body.host == host && name.is_none_or(|name| name == body.name))
+        {
             body.may_overlap_until = body.may_overlap_until.max(Some(now + allowance));
         }
     }
@@ -112,8 +122,10 @@ impl State {
     /// A fault begins on a host: news of an earlier kill may no longer reach it.
     fn cut_off(&mut self, host: Host) {
         if let Some(at) = self.hosts[host.0].deprived_at {
-            let until = Some(at + self.bounds.overlap_killed_and_cut_off);
-            for body in self.bodies.iter_mut().filter(|body| body.host == host && body.may_overlap_until.is_some()) {
+            let until = Some(at + self.cut_off_limit());
+            for body in
+                self.bodies.iter_mut().filter(|body| body.host == host && body.may_overlap_until.is_some())
+            {
                 body.may_overlap_until = body.may_overlap_until.max(until);
             }
         }
@@ -229,7 +241,9 @@ impl World {
     }
 
     pub(super) fn slow(&self, host: Host, before: Duration, after: Duration, lasting: Duration) {
-        self.fault(host, format_args!("slow by {before:?} and {after:?}"), lasting, |faults| &mut faults.slow_until);
+        self.fault(host, format_args!("slow by {before:?} and {after:?}"), lasting, |faults| {
+            &mut faults.slow_until
+        });
         self.memory().slow(&self.identity(host), before, after);
     }
 
@@ -285,7 +299,11 @@ impl World {
             };
             ends(&mut faults.frozen_until, &|id| memory.thaw(id), &faults.identity);
             ends(&mut faults.partitioned_until, &|id| memory.heal(id), &faults.identity);
-            ends(&mut faults.slow_until, &|id| memory.slow(id, Duration::ZERO, Duration::ZERO), &faults.identity);
+            ends(
+                &mut faults.slow_until,
+                &|id| memory.slow(id, Duration::ZERO, Duration::ZERO),
+                &faults.identity,
+            );
             if healed {
                 faults.well_since = now;
                 state.note(format_args!("{} healed", Host(host)));
@@ -345,12 +363,19 @@ impl World {
         lease.step_down();
     }
 
-    pub(super) fn returned<T>(&self, host: Host, name: &'static str, result: &Result<Option<T>, RunError<&str>>) {
+    pub(super) fn returned<T>(
+        &self,
+        host: Host,
+        name: &'static str,
+        result: &Result<Option<T>, RunError<&str>>,
+    ) {
         let mut state = self.state();
         match result {
             Ok(value) => state.note(format_args!("{host} {name}: run returned a value: {}", value.is_some())),
-            Err(RunError::Job("as planned")) => state.note(format_args!("{host} {name}: run returned the job's error")),
-            Err(error) => state.violated(format!("{host} {name}: run returned {error}")),
+            Err(RunError::Job("as planned")) => {
+                state.note(format_args!("{host} {name}: run returned the job's error"));
+            }
+            Err(error) => state.violated(&format!("{host} {name}: run returned {error}")),
         }
     }
 
@@ -359,13 +384,20 @@ impl World {
         let name = NAMES.into_iter().find(|name| *name == lease.name().as_str()).unwrap();
         let (now, term) = (clock::now(), lease.term());
         state.note(format_args!("{host} {name} term {term} starts"));
-        if state.last_term.insert(host, term).is_some_and(|last| last >= term) {
-            state.violated(format!("{host}: term {term} comes after a later one"));
+        if state.last_term.insert((host, name), term).is_some_and(|last| last >= term) {
+            state.violated(&format!("{host} {name}: term {term} comes after a later one"));
         }
         let number = state.leases.len() as u64;
         // It may not have heard yet that its session was ended.
-        let deprived = state.hosts[host.0].deprived_at.map(|at| at + state.bounds.overlap_killed_and_cut_off);
-        let body = Body { number, host, name, term, started: now, may_overlap_until: deprived.filter(|at| *at > now) };
+        let deprived = state.hosts[host.0].deprived_at.map(|at| at + state.cut_off_limit());
+        let body = Body {
+            number,
+            host,
+            name,
+            term,
+            started: now,
+            may_overlap_until: deprived.filter(|at| *at > now),
+        };
         state.bodies.push(body);
         state.leases.push((host, lease.clone()));
         drop(state);
@@ -379,13 +411,17 @@ impl World {
         let Some(body) = state.bodies.iter().find(|body| body.number == number) else { return };
         let (host, name, term, started) = (body.host, body.name, body.term, body.started);
         let others = state.bodies.iter().filter(|other| other.name == name && other.number != number);
-        let overlaps = others.filter(|other| other.started >= started && other.number > number).find(|other| {
-            let allowed = other.may_overlap_until.max(body.may_overlap_until);
-            allowed.is_none_or(|until| now > until)
-        });
+        let overlaps =
+            others.filter(|other| other.started >= started && other.number > number).find(|other| {
+                let allowed = other.may_overlap_until.max(body.may_overlap_until);
+                allowed.is_none_or(|until| now > until)
+            });
         if let Some(other) = overlaps {
-            let what = format!("two at once: {name} on {host} in term {term} and on {} in term {}", other.host, other.term);
-            state.violated(what);
+            let what = format!(
+                "two at once: {name} on {host} in term {term} and on {} in term {}",
+                other.host, other.term
+            );
+            state.violated(&what);
         }
         state.led.insert(name, now);
         if lease.reason() == Some(Reason::SteppedDown) {
@@ -393,7 +429,7 @@ impl World {
                 // From outside: it may have been on its way through the longest partition.
                 || state.outside_requests.get(name).is_some_and(|at| now - *at < Duration::from_secs(200));
             if !asked {
-                state.violated(format!("{host} {name} steps down in term {term}, and nobody asked it to"));
+                state.violated(&format!("{host} {name} steps down in term {term}, and nobody asked it to"));
             }
         }
     }
@@ -425,14 +461,14 @@ impl World {
         let mut state = self.state();
         let now = clock::now();
         for name in NAMES {
-            let able = (0..state.hosts.len()).map(Host).find(|host| {
-                state.is_able_since(*host, name).is_some_and(|since| now - since > limit)
-            });
+            let able = (0..state.hosts.len())
+                .map(Host)
+                .find(|host| state.is_able_since(*host, name).is_some_and(|since| now - since > limit));
             let vacant = now - state.led[name];
             if vacant > limit
                 && let Some(able) = able
             {
-                state.violated(format!("nobody leads {name} for {vacant:?}, though {able} could"));
+                state.violated(&format!("nobody leads {name} for {vacant:?}, though {able} could"));
             }
         }
     }
@@ -446,15 +482,16 @@ impl World {
     pub(super) fn check_that_nothing_is_left(&self) {
         let mut state = self.state();
         for name in NAMES {
-            let (holders, waiters) = (state.memory.holders(&Name::from(name)), state.memory.waiters(&Name::from(name)));
+            let (holders, waiters) =
+                (state.memory.holders(&Name::from(name)), state.memory.waiters(&Name::from(name)));
             if !holders.is_empty() || waiters > 0 {
-                state.violated(format!("{name} is left to {holders:?}, {waiters} wait"));
+                state.violated(&format!("{name} is left to {holders:?}, {waiters} wait"));
             }
         }
         let sessions = state.memory.sessions();
         if sessions > 0 || !state.bodies.is_empty() {
             let bodies = state.bodies.len();
-            state.violated(format!("{sessions} sessions and {bodies} bodies are left"));
+            state.violated(&format!("{sessions} sessions and {bodies} bodies are left"));
         }
     }
 }

@@ -79,7 +79,7 @@ fn is_closed_with(event: Option<Event>, expected: Option<&str>) -> bool {
     matches!(event, Some(Event::Closed(LossCause::Closed { sqlstate, .. })) if sqlstate.as_deref() == expected)
 }
 
-fn is_freed(event: &Option<Event>, name: &str) -> bool {
+fn is_freed(event: Option<&Event>, name: &str) -> bool {
     matches!(event, Some(Event::Freed(key)) if *key == Key::of(Kind::Lease, name))
 }
 
@@ -169,7 +169,7 @@ async fn a_release_is_pushed_once_and_only_to_the_others_that_wait() {
     assert!(glance(b.event()).await.is_none(), "another key");
     assert!(release(&mut a, &held).await);
     assert!(holders(&memory).is_empty(), "released before it is pushed");
-    assert!(is_freed(&glance(b.event()).await, "x"));
+    assert!(is_freed(glance(b.event()).await.as_ref(), "x"));
     assert!(glance(b.event()).await.is_none(), "once");
     assert!(glance(c.event()).await.is_none() && glance(a.event()).await.is_none());
     assert!(!release(&mut a, &held).await);
@@ -207,7 +207,7 @@ async fn a_push_wakes_who_waits_for_it_and_a_dropped_event_future_loses_none() {
     }
     let start = clock::now();
     let (event, released) = tokio::join!(b.event(), release(&mut a, &held));
-    assert!(released && is_freed(&Some(event), "x"));
+    assert!(released && is_freed(Some(&event), "x"));
     assert_eq!(clock::now(), start);
 }
 
@@ -238,7 +238,7 @@ async fn a_graceful_end_releases_and_wakes_and_a_hard_one_only_frees() {
         }
         assert!(holders(&memory).is_empty());
         assert_eq!((memory.sessions(), memory.connections("a"), memory.connections("b")), (1, 0, 1));
-        assert_eq!(is_freed(&glance(b.event()).await, "x"), graceful);
+        assert_eq!(is_freed(glance(b.event()).await.as_ref(), "x"), graceful);
     }
 }
 
@@ -608,7 +608,7 @@ async fn lost_pushes_are_gone_for_good_but_a_close_is_told() {
     assert!(glance(b.event()).await.is_none());
     let held = take(&mut a, "x").await;
     assert!(release(&mut a, &held).await);
-    assert!(is_freed(&glance(b.event()).await, "x"));
+    assert!(is_freed(glance(b.event()).await.as_ref(), "x"));
     memory.lose_pushes("b", true);
     memory.kill("b");
     assert!(is_closed_with(glance(b.event()).await, Some("57P01")));

@@ -1,0 +1,21 @@
+//! The contract against the stores, on the real clock: a module for each promise.
+//!
+//! The tests of one promise run on every store: see [`support::on_every_store`]. Order is shown by cause, from what the
+//! jobs' own bodies log; nothing waits but [`support::eventually`].
+
+// Everything here is test code, which may unwrap; clippy knows only the functions with #[test] for such.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod api;
+mod bad_input;
+mod blocking;
+mod endings;
+mod handover;
+mod leaving;
+mod loss;
+mod one_leader;
+#[cfg(unix)]
+mod processes;
+mod support;
+mod telemetry;
+mod timing;

@@ -1,0 +1,140 @@
+//! The stores under test. A further store is added here, and only here.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::thread;
+
+use leasehold::{Key, Kind, Locker, Memory, Name, Options};
+use tempfile::TempDir;
+
+use super::until;
+
+/// A store under test, empty at first.
+pub(crate) enum Stage {
+    Files(TempDir),
+    /// Locks belong to sessions.
+    Memory(Memory),
+    /// Locks have a time to live of their own.
+    Expiring(Memory),
+}
+
+/// Runs the body on every store; a failure names the store.
+pub(crate) async fn on_every_store(body: impl AsyncFn(&Stage)) {
+    for stage in Stage::all() {
+        let named = Named(stage.kind());
+        body(&stage).await;
+        drop(named);
+    }
+}
+
+/// As [`on_every_store`], for bodies that make runtimes of their own: every driver is on its own thread then.
+pub(crate) fn on_every_store_outside_of_a_runtime(body: impl Fn(&Stage)) {
+    for stage in Stage::all() {
+        let named = Named(stage.kind());
+        body(&stage);
+        drop(named);
+    }
+}
+
+struct Named(&'static str);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("failed on the store: {}", self.0);
+        }
+    }
+}
+
+impl Stage {
+    fn all() -> [Self; 3] {
+        [Self::files(), Self::Memory(Memory::new()), Self::Expiring(Memory::expiring())]
+    }
+
+    pub(crate) fn files() -> Self {
+        Self::Files(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Files(_) => "files",
+            Self::Memory(_) => "memory",
+            Self::Expiring(_) => "memory with expiry",
+        }
+    }
+
+    pub(crate) fn locker(&self, options: Options) -> Locker {
+        match self {
+            Self::Files(dir) => Locker::file(dir.path(), options).unwrap(),
+            Self::Memory(memory) | Self::Expiring(memory) => Locker::memory(memory, options).unwrap(),
+        }
+    }
+
+    /// The directory of the file store.
+    pub(crate) fn dir(&self) -> &TempDir {
+        match self {
+            Self::Files(dir) => dir,
+            _ => panic!("{} has no directory", self.kind()),
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("file:{}", self.dir().path().display())
+    }
+
+    pub(crate) fn lock_file(&self, name: &str) -> PathBuf {
+        self.dir().path().join(format!("{}.lock", Key::of(Kind::Lease, name)))
+    }
+
+    /// Tells whether nobody holds the lease at this instant, as the store sees it.
+    pub(crate) fn is_free(&self, name: &str) -> bool {
+        match self {
+            Self::Files(_) => match File::open(self.lock_file(name)) {
+                Ok(file) => file.try_lock().is_ok_and(|()| file.unlock().is_ok()),
+                Err(_) => true,
+            },
+            Self::Memory(memory) | Self::Expiring(memory) => memory.holders(&Name::from(name)).is_empty(),
+        }
+    }
+
+    /// Takes one lease away from whoever has it, without a word; its session lives.
+    pub(crate) fn take_away(&self, identity: &str, name: &str) {
+        match self {
+            Self::Files(dir) => {
+                let other = dir.path().join("other");
+                File::create(&other).unwrap();
+                fs::rename(other, self.lock_file(name)).unwrap();
+            }
+            Self::Memory(memory) | Self::Expiring(memory) => memory.revoke(identity, &Name::from(name)),
+        }
+    }
+
+    /// Counts the sessions with the store.
+    pub(crate) fn sessions(&self) -> usize {
+        match self {
+            Self::Files(dir) => match fs::read_dir(dir.path().join("peers")) {
+                Ok(entries) => entries.count(),
+                Err(_) => 0,
+            },
+            Self::Memory(memory) | Self::Expiring(memory) => memory.sessions(),
+        }
+    }
+
+    /// Counts who is registered as waiting; `None` where the store does not know.
+    fn waiters(&self, name: &str) -> Option<usize> {
+        match self {
+            Self::Files(_) => None,
+            Self::Memory(memory) | Self::Expiring(memory) => Some(memory.waiters(&Name::from(name))),
+        }
+    }
+
+    /// Waits until nobody waits for the name any more.
+    pub(crate) async fn until_nobody_waits(&self, name: &str) {
+        until("nobody is registered as waiting", || self.waiters(name).unwrap_or(0) == 0).await;
+    }
+
+    /// Waits until the lease is free.
+    pub(crate) async fn until_free(&self, name: &str) {
+        until("the lease is free", || self.is_free(name)).await;
+    }
+}
