@@ -97,7 +97,9 @@ pub(crate) fn judge(lines: &[Line], limits: Limits) -> Verdict {
                 leading = Some(run);
             } else if leading != Some(run) {
                 match started.last() {
-                    Some(later) if *later != run && started.contains(&run) => verdict.two_leaders(run, *later),
+                    Some(later) if *later != run && started.contains(&run) => {
+                        verdict.two_leaders(run, *later);
+                    }
                     _ => verdict.disorder(line),
                 }
             }
@@ -144,7 +146,8 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { released: Duration::from_millis(50), crashed: Duration::from_millis(400) };
+    const LIMITS: Limits =
+        Limits { released: Duration::from_millis(50), crashed: Duration::from_millis(400) };
 
     /// Reads lines whose times are milliseconds, and judges them.
     fn verdict(text: &str) -> Verdict {
@@ -282,7 +285,8 @@ mod tests {
 
     #[test]
     fn bodies_have_one_start_before_and_nothing_after_their_end() {
-        for log in ["1 a 1 tick", "1 a 1 start\n2 a 1 end\n3 a 1 tick", "1 a 1 start\n2 a 1 end\n3 a 1 start"] {
+        for log in ["1 a 1 tick", "1 a 1 start\n2 a 1 end\n3 a 1 tick", "1 a 1 start\n2 a 1 end\n3 a 1 start"]
+        {
             let faults = verdict(log).faults;
             assert!(faults.iter().any(|fault| matches!(fault, Fault::Disorder { .. })), "{log}: {faults:?}");
         }

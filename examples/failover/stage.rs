@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use crate::judge::{Limits, Verdict, judge};
 use crate::log::{Event, Line, read};
 use crate::replica::options;
-use crate::timeline::{Timeline, milliseconds};
+use crate::timeline::{Timeline, milliseconds, say};
 
 /// What the bounds do not count: processes that start, and a machine that is busy with something else.
 const ALLOWANCE: Duration = Duration::from_secs(2);
@@ -48,19 +48,22 @@ async fn perform() -> anyhow::Result<bool> {
     let crashed = bounds.vacancy_crashed.context("these options promise no bound after a crash")?;
     let limits = Limits { released: bounds.vacancy_released + ALLOWANCE, crashed: crashed + ALLOWANCE };
 
-    println!("Three replicas of a service, one job: who leads?");
-    println!("Retry interval 300 ms, so nobody leads for {} ms at worst.\n", crashed.as_millis());
+    say("Three replicas of a service, one job: who leads?");
+    say(&format!("Retry interval 300 ms, so nobody leads for {} ms at worst.\n", crashed.as_millis()));
     let mut stage = Stage::set(&store, directory.path(), limits)?;
     let played = stage.script().await;
-    // However that went, the log is judged, and what still runs is stopped as a service would be.
-    if let Err(trouble) = &played {
-        println!("\n{trouble:#}\n");
-    }
+    // However that went, what still runs is stopped as a service would be, and the log is judged.
     stage.clear().await?;
-
-    println!();
-    stage.timeline.lanes(&stage.lines);
     let verdict = judge(&stage.lines, limits);
+    if verdict.body_lines == 0 {
+        return played.map(|()| false);
+    }
+    say("");
+    stage.timeline.lanes(&stage.lines);
+    say("");
+    if let Err(trouble) = &played {
+        say(&format!("{} {trouble:#}", stage.timeline.failed()));
+    }
     stage.pronounce(&verdict, bounds.vacancy_released.max(crashed));
     Ok(played.is_ok() && verdict.faults.is_empty())
 }
@@ -216,19 +219,22 @@ impl Stage {
     }
 
     fn pronounce(&self, verdict: &Verdict, bound: Duration) {
-        let (passed, failed) = (self.timeline.paint("1;32", "✓"), self.timeline.paint("1;31", "✗"));
-        println!();
         for fault in &verdict.faults {
-            println!("{failed} {fault}");
+            say(&format!("{} {fault}", self.timeline.failed()));
         }
         if verdict.faults.is_empty() {
-            println!("{passed} never two leaders: {} lines of their jobs, in order", verdict.body_lines);
-            println!(
+            let passed = self.timeline.passed();
+            say(&format!("{passed} never two leaders: {} lines of their jobs, in order", verdict.body_lines));
+            say(&format!(
                 "{passed} never none for long: {} after a release, {} after a crash",
                 milliseconds(&verdict.released),
                 milliseconds(&verdict.crashed)
-            );
-            println!("  bound: {} ms, and {} s for a busy machine", bound.as_millis(), ALLOWANCE.as_secs());
+            ));
+            say(&format!(
+                "  bound: {} ms, and {} s for a busy machine",
+                bound.as_millis(),
+                ALLOWANCE.as_secs()
+            ));
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Shows on the terminal what happens, while it happens.
 
-use std::fmt::Write as _;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use crate::log::{Event, Line, now};
@@ -58,13 +57,24 @@ impl Timeline {
             "SIGKILL" => "31",
             _ => "0",
         };
-        let entry =
-            format!("{at:>7.3} s  {}  {} {remark}", self.paint(colour(replica), replica), self.paint(style, &what));
-        println!("{}", entry.trim_end());
+        let entry = format!(
+            "{at:>7.3} s  {}  {} {remark}",
+            self.paint(colour(replica), replica),
+            self.paint(style, &what)
+        );
+        say(entry.trim_end());
+    }
+
+    pub(crate) fn passed(&self) -> String {
+        self.paint("1;32", "✓")
+    }
+
+    pub(crate) fn failed(&self) -> String {
+        self.paint("1;31", "✗")
     }
 
     /// Wraps text in an escape sequence, on a terminal.
-    pub(crate) fn paint(&self, style: &str, text: &str) -> String {
+    fn paint(&self, style: &str, text: &str) -> String {
         if self.colours { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
@@ -94,7 +104,7 @@ impl Timeline {
                     ' '
                 });
             }
-            println!("  {}", self.paint(colour(replica), &format!("{replica}  {}", lane.trim_end())));
+            say(&format!("  {}", self.paint(colour(replica), &format!("{replica}  {}", lane.trim_end()))));
         }
     }
 }
@@ -104,10 +114,13 @@ fn colour(replica: &str) -> &'static str {
     ["36", "35", "34"][usize::from(replica.bytes().next().unwrap_or_default()) % 3]
 }
 
+/// Prints a line. A reader that has gone away, such as `head`, is no reason to stop judging.
+pub(crate) fn say(line: &str) {
+    let _gone = writeln!(std::io::stdout(), "{line}");
+}
+
 /// Writes durations as milliseconds: `1.2 ms, 230.0 ms`.
 pub(crate) fn milliseconds(durations: &[Duration]) -> String {
-    durations.iter().enumerate().fold(String::new(), |mut text, (nth, duration)| {
-        let _ = write!(text, "{}{:.1} ms", if nth == 0 { "" } else { ", " }, duration.as_secs_f64() * 1e3);
-        text
-    })
+    let each = durations.iter().map(|duration| format!("{:.1} ms", duration.as_secs_f64() * 1e3));
+    each.collect::<Vec<_>>().join(", ")
 }
