@@ -130,8 +130,12 @@ impl Candidate {
         Fut: Future<Output = Result<T, E>>,
     {
         self.name.validate().map_err(RunError::Name)?;
-        let delay = Options::default().takeover_delay(self.takeover_delay.unwrap_or_default());
-        delay.validate().map_err(RunError::Options)?;
+        if let Some(delay) = self.takeover_delay {
+            Options::clone(&self.locker.options)
+                .takeover_delay(delay)
+                .validate()
+                .map_err(RunError::Options)?;
+        }
         if self.locker.closing.is_cancelled() {
             return Ok(None);
         }

@@ -39,7 +39,7 @@ pub struct Locker {
 
 pub(crate) struct Inner {
     requests: mpsc::UnboundedSender<Request>,
-    options: Arc<Options>,
+    pub(crate) options: Arc<Options>,
     enforcement: Enforcement,
     /// Cancelled by `close`.
     pub(crate) closing: CancellationToken,
@@ -232,7 +232,10 @@ impl Locker {
     /// Watches what the candidate of that name on this Locker is doing, also one that is yet to come.
     #[must_use]
     pub fn subscribe(&self, name: impl Into<Name>) -> watch::Receiver<State> {
-        self.inner.names().entry(name.into()).or_insert_with(Entry::free).state.subscribe()
+        let mut names = self.inner.names();
+        // Those that somebody once watched, and nobody does any more.
+        names.retain(|_, entry| entry.taken || entry.state.receiver_count() > 0);
+        names.entry(name.into()).or_insert_with(Entry::free).state.subscribe()
     }
 
     /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent.

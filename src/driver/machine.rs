@@ -552,7 +552,8 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Busy { registered }) => {
                 debug!(name = %place.name, "held by somebody else");
                 waiting.asking = false;
-                waiting.registered = registered;
+                // A withdrawal that is yet to be sent is for whoever asked before.
+                waiting.registered = registered && !self.withdrawals.contains(&ask.key);
                 if !registered && waiting.due.is_none() {
                     waiting.due = Some(now);
                 }
@@ -562,6 +563,7 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Failed(why)) => {
                 warn!(name = %place.name, identity = %self.options.identity, why, "refused");
                 waiting.asking = false;
+                waiting.freed &= waiting.due.is_some();
             }
             (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
             (_, Answer::Busy { registered: true }) => self.withdrawals.push(place.key),
@@ -599,7 +601,8 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn on_freed(&mut self, key: Key, now: Instant) {
         for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
-                waiting.freed = true;
+                // Who may not ask now is not told in time: somebody else may lead, and end uncleanly, in between.
+                waiting.freed = waiting.not_before.is_none_or(|at| now >= at);
                 waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
             }
         }
@@ -627,6 +630,11 @@ impl<H: Clone> Machine<H> {
 
     /// The session is over or given up. Every lease on it is told first, before anything else happens to the session.
     pub(crate) fn on_session_lost(&mut self, cause: &LossCause, now: Instant) {
+        for candidate in self.candidates.values() {
+            if let Phase::Held { term, .. } = &candidate.phase {
+                term.lose(cause.clone(), now);
+            }
+        }
         for candidate in self.candidates.values_mut() {
             candidate.lose(cause, &self.options.identity, now);
             if let Phase::Waiting(waiting) = &mut candidate.phase {
