@@ -415,3 +415,63 @@ async fn a_candidate_waits_for_a_store_that_is_down_without_a_busy_loop() {
     assert!(now() - up <= s(5), "leads {:?} after the store is up", now() - up);
     candidate.stop().await;
 }
+
+/// F-30, F-38: a candidate that leaves and comes back while its question is on its way is still told of a release.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_rests_and_returns_within_one_question_stays_registered() {
+    let memory = Memory::new();
+    let name = Name::from("job");
+    let leader = locker(&memory, "leader", Options::default());
+    let mut leads = Candidate::start(&memory, &leader, "job", s(0));
+    leads.leads().await;
+
+    let standby = locker(&memory, "standby", Options::default());
+    let (eligible, receiver) = tokio::sync::watch::channel(true);
+    let shutdown = CancellationToken::new();
+    let candidate = standby.candidate("job").eligible(receiver).until(shutdown.clone());
+    let run = tokio::spawn(candidate.run(async |lease: Lease| {
+        lease.cancelled().await;
+        Ok::<(), String>(())
+    }));
+    next_statement(&memory, "standby").await;
+    assert_eq!(memory.waiters(&name), 1);
+    memory.slow("standby", s(2), s(2));
+    next_statement(&memory, "standby").await;
+    // The server has answered, and the answer is on its way.
+    eligible.send_replace(false);
+    sleep(ms(1)).await;
+    eligible.send_replace(true);
+    sleep(s(60)).await;
+    assert_eq!(memory.waiters(&name), 1);
+    shutdown.cancel();
+    assert_eq!(run.await.unwrap().unwrap(), None);
+    leads.stop().await;
+}
+
+/// F-39: a release that was told while the candidate could not ask does not count: somebody else may have led since.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_was_told_too_early_does_not_spare_the_takeover_delay() {
+    let memory = Memory::new();
+    let careful = locker(&memory, "careful", Options::default().takeover_delay(s(60)));
+    let (second, third) =
+        (locker(&memory, "second", Options::default()), locker(&memory, "third", Options::default()));
+    let mut careful_leads = Candidate::start(&memory, &careful, "job", s(0));
+    let lease = careful_leads.leads().await;
+    let mut second_leads = Candidate::start(&memory, &second, "job", s(0));
+    next_statement(&memory, "second").await;
+    lease.step_down();
+    second_leads.leads().await;
+    // Still within the interval in which the first one does not ask.
+    let mut third_leads = Candidate::start(&memory, &third, "job", s(0));
+    next_statement(&memory, "third").await;
+    second_leads.stop().await;
+    third_leads.leads().await;
+    memory.freeze("third");
+    memory.kill("third");
+    let killed = now();
+    careful_leads.leads().await;
+    assert!(now() - killed >= s(60), "it started {:?} after an unclean end", now() - killed);
+    memory.thaw("third");
+    third_leads.stop().await;
+    careful_leads.stop().await;
+}
