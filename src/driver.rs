@@ -226,16 +226,13 @@ async fn carry_out<S: Store>(
             Ok(exchanged) => return inbox.machine.on_exchange(batch, exchanged, sent, clock::now()),
             Err(cause) => (Statement::Exchange(batch), cause),
         },
-        Statement::Publish(message, reply) => match inbox.answer(limit, session.publish(message)).await {
-            Ok(()) => {
-                reply.send(()).ok();
-                return inbox.machine.on_published(sent, clock::now());
-            }
-            Err(cause) => (Statement::Publish(message, reply), cause),
+        Statement::Publish(outgoing) => match inbox.answer(limit, session.publish(outgoing.message)).await {
+            Ok(()) => return inbox.machine.on_published(outgoing, sent, clock::now()),
+            Err(cause) => (Statement::Publish(outgoing), cause),
         },
     };
     let (statement, cause) = unanswered;
-    inbox.machine.on_unanswered(statement);
+    statement.unanswered();
     Err(cause)
 }
 

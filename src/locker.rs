@@ -242,7 +242,8 @@ impl Locker {
     ///
     /// # Errors
     ///
-    /// [`Error::Name`]; [`Error::Closed`] if the Locker is closed before it could be sent.
+    /// [`Error::Name`]; [`Error::Unanswered`] if it could not be sent within the query timeout; [`Error::Closed`] if
+    /// the Locker is closed before.
     ///
     /// # Cancel safety
     ///
@@ -253,7 +254,11 @@ impl Locker {
         let message = Message::StepDown(Key::of(Kind::Lease, name.as_str()));
         let (reply, sent) = oneshot::channel();
         self.inner.send(Request::Command(Command::Publish(message, reply)))?;
-        sent.await.map_err(|_| self.inner.gone())
+        match sent.await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Unanswered { limit: self.inner.options.query_timeout }),
+            Err(_) => Err(self.inner.gone()),
+        }
     }
 }
 

@@ -40,24 +40,13 @@ pub(crate) enum Command {
     /// It leaves for good, and runs no job.
     Withdraw(Id),
     /// Its job is to stop, if this is still its term.
-    Stop {
-        id: Id,
-        term: u64,
-        reason: Reason,
-    },
+    Stop { id: Id, term: u64, reason: Reason },
     /// Its job of that term has ended, its future has been dropped.
-    Ended {
-        id: Id,
-        term: u64,
-        done: oneshot::Sender<Parting>,
-    },
+    Ended { id: Id, term: u64, done: oneshot::Sender<Parting> },
     /// Does it still hold? Ask the store.
-    Check {
-        id: Id,
-        term: u64,
-        reply: oneshot::Sender<bool>,
-    },
-    Publish(Message, oneshot::Sender<()>),
+    Check { id: Id, term: u64, reply: oneshot::Sender<bool> },
+    /// Send a message within the query timeout, or tell that it could not be sent.
+    Publish(Message, oneshot::Sender<bool>),
 }
 
 /// Where a candidate sits.

@@ -32,7 +32,7 @@ pub(crate) struct Machine<H> {
     /// Keys that nobody here waits for any more.
     withdrawals: Vec<Key>,
     checks: Vec<Check>,
-    messages: VecDeque<(Message, oneshot::Sender<()>)>,
+    messages: VecDeque<Outgoing>,
     /// How many terms there have been.
     terms: u64,
     /// When every waiting name is asked for again.
@@ -91,6 +91,14 @@ struct Release<H> {
     done: Option<oneshot::Sender<Parting>>,
 }
 
+/// A message to be sent.
+pub(crate) struct Outgoing {
+    pub(crate) message: Message,
+    /// What it asks for may no longer be right after that.
+    expires: Instant,
+    sent: oneshot::Sender<bool>,
+}
+
 struct Check {
     id: Id,
     term: u64,
@@ -101,7 +109,7 @@ struct Check {
 pub(crate) enum Statement<H> {
     Heartbeat(Heartbeat<H>),
     Exchange(Batch<H>),
-    Publish(Message, oneshot::Sender<()>),
+    Publish(Outgoing),
 }
 
 pub(crate) struct Heartbeat<H> {
@@ -167,7 +175,10 @@ impl<H: Clone> Machine<H> {
             Command::Stop { id, term, reason } => self.stop(id, Some(term), reason, now),
             Command::Ended { id, term, done } => self.on_ended(id, term, done, now),
             Command::Check { id, term, reply } => self.checks.push(Check { id, term, reply }),
-            Command::Publish(message, reply) => self.messages.push_back((message, reply)),
+            Command::Publish(message, sent) => {
+                let expires = now + self.options.query_timeout;
+                self.messages.push_back(Outgoing { message, expires, sent });
+            }
         }
     }
 
@@ -276,12 +287,15 @@ impl<H: Clone> Machine<H> {
         }
     }
 
-    /// Looks at the clock: starts what may start, reports what overran.
+    /// Looks at the clock: starts what may start, reports what overran, gives up what could not be sent.
     ///
     /// # Errors
     ///
     /// The cause, if a deadline has passed: then the session is to be given up.
     pub(crate) fn on_time(&mut self, now: Instant) -> Result<(), LossCause> {
+        while let Some(expired) = self.messages.pop_front_if(|message| now >= message.expires) {
+            expired.sent.send(false).ok();
+        }
         let no_deadline = self.options.is_broken(Sabotage::NoDeadline);
         for candidate in self.candidates.values_mut() {
             match &mut candidate.phase {
@@ -318,7 +332,7 @@ impl<H: Clone> Machine<H> {
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
             _ => None,
         });
-        alarms.min()
+        alarms.chain(self.messages.front().map(|message| message.expires)).min()
     }
 
     /// When [`next_statement`](Self::next_statement) has something to send next, if nothing happens before.
@@ -366,9 +380,9 @@ impl<H: Clone> Machine<H> {
         if heartbeat_is_due {
             return Some(Statement::Heartbeat(self.heartbeat(now)));
         }
-        let (message, reply) = self.messages.pop_front()?;
+        let message = self.messages.pop_front()?;
         self.sent = now;
-        Some(Statement::Publish(message, reply))
+        Some(Statement::Publish(message))
     }
 
     /// Whether [`next_statement`](Self::next_statement) would give one.
@@ -593,7 +607,13 @@ impl<H: Clone> Machine<H> {
     /// # Errors
     ///
     /// As for [`on_heartbeat`](Self::on_heartbeat).
-    pub(crate) fn on_published(&mut self, sent: Instant, now: Instant) -> Result<(), LossCause> {
+    pub(crate) fn on_published(
+        &mut self,
+        message: Outgoing,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        message.sent.send(true).ok();
         self.on_answer(sent, false, now)
     }
 
@@ -601,8 +621,7 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn on_freed(&mut self, key: Key, now: Instant) {
         for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
-                // Who may not ask now is not told in time: somebody else may lead, and end uncleanly, in between.
-                waiting.freed = waiting.not_before.is_none_or(|at| now >= at);
+                waiting.freed = true;
                 waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
             }
         }
@@ -652,29 +671,33 @@ impl<H: Clone> Machine<H> {
         }
     }
 
-    /// A statement will not be answered: its session is lost.
-    pub(crate) fn on_unanswered(&mut self, statement: Statement<H>) {
-        match statement {
-            Statement::Heartbeat(heartbeat) => {
-                for check in heartbeat.checks {
-                    check.reply.send(false).ok();
-                }
-            }
-            Statement::Exchange(batch) => {
-                for release in batch.releases {
-                    release.done(Parting::Released);
-                }
-            }
-            // It may not have arrived: once more on the next session.
-            Statement::Publish(message, reply) => self.messages.push_front((message, reply)),
-        }
-    }
-
     /// The driver is gone: nobody is granted anything any more, and the runs learn it from their closed channels. Those
     /// whose jobs have not ended learn it when they ask again.
     pub(crate) fn dismiss(&mut self) {
         self.dismissed = true;
         self.candidates.retain(|_, candidate| matches!(candidate.phase, Phase::Lost { .. }));
+    }
+}
+
+impl<H> Statement<H> {
+    /// It will not be answered: its session is lost.
+    pub(crate) fn unanswered(self) {
+        match self {
+            Self::Heartbeat(heartbeat) => {
+                for check in heartbeat.checks {
+                    check.reply.send(false).ok();
+                }
+            }
+            // The end of the session frees these; their jobs had ended while they were held.
+            Self::Exchange(batch) => {
+                for release in batch.releases {
+                    release.done(Parting::Released);
+                }
+            }
+            Self::Publish(message) => {
+                message.sent.send(false).ok();
+            }
+        }
     }
 }
 
@@ -732,3 +755,6 @@ impl<H> Release<H> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

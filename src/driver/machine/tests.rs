@@ -1,0 +1,233 @@
+//! Single decisions of the machine, fed by hand. What they add up to is shown by the simulation.
+
+use rand::SeedableRng as _;
+use tokio::sync::{mpsc, watch};
+
+use super::*;
+use crate::clock;
+use crate::name::Kind;
+
+type Grants = mpsc::UnboundedReceiver<Arc<Term>>;
+
+fn machine(options: Options) -> (Machine<u32>, Instant) {
+    let now = clock::now();
+    let enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
+    let mut machine = Machine::new(Arc::new(options), enforcement, StdRng::seed_from_u64(1), now);
+    machine.on_session(now);
+    (machine, now)
+}
+
+fn enlist(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Grants, watch::Receiver<State>) {
+    let (grants, granted) = mpsc::unbounded_channel();
+    let state = watch::Sender::new(State::Ended);
+    let watched = state.subscribe();
+    let (key, takeover_delay) = (Key::of(Kind::Lease, name), machine.options.takeover_delay);
+    let place = Place { name: Name::from(name), key, takeover_delay, shutdown: None, grants, state };
+    machine.on_command(Command::Enlist(id, place), now);
+    machine.on_command(Command::Contend(id, Again::AtOnce), now);
+    (granted, watched)
+}
+
+fn batch(machine: &mut Machine<u32>, now: Instant) -> Batch<u32> {
+    match machine.next_statement(now) {
+        Some(Statement::Exchange(batch)) => batch,
+        _ => panic!("no exchange to send"),
+    }
+}
+
+fn answer(machine: &mut Machine<u32>, batch: Batch<u32>, answers: Vec<Answer<u32>>, now: Instant) {
+    let released = vec![true; batch.exchange.releases.len()];
+    machine.on_exchange(batch, Exchanged { released, answers }, now, now).unwrap();
+}
+
+fn lead(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Arc<Term>, watch::Receiver<State>) {
+    let (mut grants, state) = enlist(machine, id, name, now);
+    let asked = batch(machine, now);
+    answer(machine, asked, vec![Answer::Granted(7)], now);
+    (grants.try_recv().unwrap(), state)
+}
+
+const BUSY: Answer<u32> = Answer::Busy { registered: true };
+
+/// F-06: any number of names is asked for in one statement.
+#[test]
+fn names_that_wait_are_asked_for_in_one_statement() {
+    let (mut machine, now) = machine(Options::default());
+    for id in 0..1_000 {
+        enlist(&mut machine, id, &id.to_string(), now);
+    }
+    assert_eq!(batch(&mut machine, now).exchange.asks.len(), 1_000);
+    assert!(machine.next_statement(now).is_none());
+}
+
+/// F-27: whoever asked has gone when the answer comes.
+#[test]
+fn a_grant_that_nobody_waits_for_is_released_and_a_registration_withdrawn() {
+    let (mut machine, now) = machine(Options::default());
+    for answered in [Answer::Granted(7), BUSY] {
+        let granted = matches!(answered, Answer::Granted(_));
+        enlist(&mut machine, 1, "job", now);
+        let asked = batch(&mut machine, now);
+        machine.on_command(Command::Withdraw(1), now);
+        answer(&mut machine, asked, vec![answered], now);
+        let Exchange { releases, withdrawals, asks } = batch(&mut machine, now).exchange;
+        assert_eq!(
+            (releases.len(), withdrawals.len(), asks.len()),
+            (usize::from(granted), usize::from(!granted), 0)
+        );
+    }
+}
+
+/// F-30: it left and came back while its question was on its way; the withdrawal is yet to be sent.
+#[test]
+fn a_candidate_that_comes_back_registers_anew() {
+    let (mut machine, now) = machine(Options::default());
+    enlist(&mut machine, 1, "job", now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    let asked = batch(&mut machine, now);
+    assert!(!asked.exchange.asks[0].register, "it is registered already");
+    machine.on_command(Command::Rest(1), now);
+    machine.on_command(Command::Contend(1, Again::AtOnce), now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    let asked = batch(&mut machine, now);
+    assert_eq!(asked.exchange.withdrawals.len(), 1);
+    assert!(asked.exchange.asks[0].register, "or no release would be told");
+}
+
+/// A release that is told while the question is on its way may have come after the store had answered it.
+#[test]
+fn a_push_that_meets_a_question_on_its_way_causes_one_more() {
+    let (mut machine, now) = machine(Options::default());
+    enlist(&mut machine, 1, "job", now);
+    let asked = batch(&mut machine, now);
+    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    assert!(machine.next_statement(now).is_none(), "one question of a name at a time");
+    answer(&mut machine, asked, vec![BUSY], now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    assert!(machine.next_statement(now).is_none());
+}
+
+/// F-39
+#[test]
+fn only_a_release_that_was_told_spares_the_takeover_delay() {
+    let (mut machine, now) = machine(Options::default().takeover_delay(Duration::from_secs(9)));
+    let (mut grants, state) = enlist(&mut machine, 1, "job", now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    // Told of a release, but somebody else was quicker, and may have ended uncleanly.
+    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    let later = now + Duration::from_secs(6);
+    let asked = batch(&mut machine, later);
+    answer(&mut machine, asked, vec![Answer::Granted(7)], later);
+    assert_eq!(*state.borrow(), State::Blocked);
+    assert!(grants.try_recv().is_err());
+    machine.on_time(later + Duration::from_secs(9)).unwrap();
+    let term = grants.try_recv().unwrap();
+    let (done, _) = oneshot::channel();
+    machine.on_command(Command::Ended { id: 1, term: term.number, done }, later);
+    machine.on_command(Command::Contend(1, Again::AtOnce), later);
+
+    // And now one that we did get.
+    let released = batch(&mut machine, later);
+    assert!(released.exchange.asks.is_empty(), "not in one breath with its own release");
+    answer(&mut machine, released, vec![], later);
+    let asked = batch(&mut machine, later);
+    answer(&mut machine, asked, vec![BUSY], later);
+    machine.on_freed(Key::of(Kind::Lease, "job"), later);
+    let asked = batch(&mut machine, later);
+    answer(&mut machine, asked, vec![Answer::Granted(8)], later);
+    assert!(grants.try_recv().is_ok());
+}
+
+/// F-17, F-21: every lease is told before anything else is done; the releases under way are not kept waiting.
+#[test]
+fn a_lost_session_tells_every_lease_and_waits_for_their_jobs() {
+    let (mut machine, now) = machine(Options::default());
+    let (one, state) = lead(&mut machine, 1, "one", now);
+    let (other, _) = lead(&mut machine, 2, "other", now);
+    let cause = LossCause::Timeout { limit: Duration::from_secs(10) };
+    machine.on_session_lost(&cause, now);
+    for term in [&one, &other] {
+        assert_eq!(term.reason(), Some(Reason::Lost(cause.clone())));
+    }
+    assert_eq!(*state.borrow(), State::Draining);
+    let grace = now + Duration::from_secs(5) + OVERRUN_MARGIN;
+    assert_eq!(machine.lost_jobs_until(), Some(grace));
+    let (done, mut parting) = oneshot::channel();
+    machine.on_command(Command::Ended { id: 1, term: one.number, done }, now);
+    assert_eq!(parting.try_recv(), Ok(Parting::Lost));
+    assert_eq!(machine.lost_jobs_until(), Some(grace), "the other one has not ended");
+    let (done, _) = oneshot::channel();
+    machine.on_command(Command::Ended { id: 2, term: other.number, done }, now);
+    assert_eq!(machine.lost_jobs_until(), None);
+}
+
+/// F-43: a job that was not dropped in time blocks its thread; nothing is started beside it.
+#[test]
+fn a_job_that_overruns_its_grace_is_reported_and_its_name_is_not_asked_for() {
+    let (mut machine, now) = machine(Options::default());
+    let (term, state) = lead(&mut machine, 1, "job", now);
+    machine.on_session_lost(&LossCause::Gone, now);
+    machine.on_session(now);
+    let grace = now + Duration::from_secs(5);
+    machine.on_time(grace).unwrap();
+    assert_eq!(*state.borrow(), State::Draining);
+    machine.on_time(grace + OVERRUN_MARGIN).unwrap();
+    assert_eq!(*state.borrow(), State::Overrun { since: grace + OVERRUN_MARGIN });
+    machine.on_command(Command::Contend(1, Again::AtOnce), grace);
+    assert!(machine.batch(grace + Duration::from_mins(1)).is_none());
+    let (done, _) = oneshot::channel();
+    machine.on_command(Command::Ended { id: 1, term: term.number, done }, grace);
+    machine.on_command(Command::Contend(1, Again::AtOnce), grace);
+    assert_eq!(batch(&mut machine, grace).exchange.asks.len(), 1);
+}
+
+/// Heartbeats that take longer than their interval leave room for everything else.
+#[test]
+fn heartbeats_that_are_always_due_take_turns_with_exchanges() {
+    let (mut machine, now) = machine(Options::default());
+    lead(&mut machine, 1, "job", now);
+    enlist(&mut machine, 2, "other", now);
+    let late = now + Duration::from_secs(9);
+    let Some(Statement::Heartbeat(heartbeat)) = machine.next_statement(late) else { panic!("it is due") };
+    let later = late + Duration::from_secs(9);
+    machine.on_heartbeat(heartbeat, &[true], late, later).unwrap();
+    let asked = batch(&mut machine, later);
+    answer(&mut machine, asked, vec![BUSY], later);
+    assert!(matches!(machine.next_statement(later), Some(Statement::Heartbeat(_))));
+}
+
+/// F-36: an answer that comes after the deadline gives the session up.
+#[test]
+fn a_late_answer_revives_nothing() {
+    let (mut machine, now) = machine(Options::default());
+    let (term, _) = lead(&mut machine, 1, "job", now);
+    let sent = now + Duration::from_secs(5);
+    let Some(Statement::Heartbeat(heartbeat)) = machine.next_statement(sent) else { panic!("it is due") };
+    let thawed = now + Duration::from_secs(20);
+    assert_eq!(machine.on_heartbeat(heartbeat, &[true], sent, thawed), Err(LossCause::Deadline));
+    assert!(!term.is_held(thawed));
+}
+
+/// F-37: a request is about one term, and a message that cannot be sent in time is not sent later.
+#[test]
+fn requests_do_not_outlive_what_they_are_about() {
+    let (mut machine, now) = machine(Options::default());
+    let (term, _) = lead(&mut machine, 1, "job", now);
+    let stale = Command::Stop { id: 1, term: term.number + 1, reason: Reason::SteppedDown };
+    machine.on_command(stale, now);
+    assert_eq!(term.reason(), None);
+
+    let (sent, mut is_sent) = oneshot::channel();
+    machine.on_command(Command::Publish(Message::StepDown(Key::of(Kind::Lease, "job")), sent), now);
+    let expires = now + Duration::from_secs(10);
+    assert_eq!(machine.next_alarm(), Some(expires));
+    machine.on_time(expires).unwrap();
+    assert_eq!(is_sent.try_recv(), Ok(false));
+    assert!(!machine.wants_session());
+}
