@@ -38,8 +38,8 @@ struct State {
     bodies: Vec<Body>,
     /// When a body of that name was last polled.
     led: BTreeMap<&'static str, Instant>,
-    /// Who holds the name on the server, and since when.
-    held: BTreeMap<&'static str, (Vec<String>, Instant)>,
+    /// Who holds the name on the server by which grant, and since when.
+    held: BTreeMap<&'static str, (Vec<String>, u64, Instant)>,
     /// Since when a candidate could have asked.
     able: BTreeMap<(Host, &'static str), Option<Instant>>,
     eligible: BTreeMap<(Host, &'static str), bool>,
@@ -164,7 +164,7 @@ impl World {
             up_since: now,
             bodies: Vec::new(),
             led: NAMES.into_iter().map(|name| (name, now)).collect(),
-            held: NAMES.into_iter().map(|name| (name, (Vec::new(), now))).collect(),
+            held: NAMES.into_iter().map(|name| (name, (Vec::new(), 0, now))).collect(),
             able: BTreeMap::new(),
             eligible: BTreeMap::new(),
             last_term: BTreeMap::new(),
@@ -467,15 +467,16 @@ impl World {
             let able = (0..state.hosts.len())
                 .map(Host)
                 .find(|host| state.is_able_since(*host, name).is_some_and(|since| now - since > limit));
-            let holders = state.memory.holders(&Name::from(name));
-            let changed = holders != state.held[name].0;
-            if changed {
+            let (holders, grants) =
+                (state.memory.holders(&Name::from(name)), state.memory.grants(&Name::from(name)));
+            let (before, grants_before, _) = &state.held[name];
+            if holders != *before || grants != *grants_before {
                 state.note(format_args!("{name} is held by {holders:?}"));
-                state.held.insert(name, (holders, now));
+                state.held.insert(name, (holders, grants, now));
             }
             // A successor may be struck as well before its job has started: then the bound is for the next one. But not
             // without end.
-            let (led, held) = (now - state.led[name], now - state.held[name].1);
+            let (led, held) = (now - state.led[name], now - state.held[name].2);
             if let Some(able) = able
                 && (led.min(held) > limit || led > limit * 6)
             {
