@@ -55,7 +55,7 @@ impl Timeline {
             "LEADS" => "1;32",
             "SIGTERM" => "33",
             "SIGKILL" => "31",
-            _ => "0",
+            _ => "",
         };
         let entry = format!(
             "{at:>7.3} s  {}  {} {remark}",
@@ -75,7 +75,11 @@ impl Timeline {
 
     /// Wraps text in an escape sequence, on a terminal.
     fn paint(&self, style: &str, text: &str) -> String {
-        if self.colours { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.colours && !style.is_empty() {
+            format!("\x1b[{style}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 
     /// Draws one lane for each replica: `█` it led, `·` it stood by, `✗` it was killed.
