@@ -320,10 +320,11 @@ impl<S: Store> Inbox<S> {
 
     /// Whoever closes from inside of a job is not kept waiting for that job.
     fn answer_closers(&mut self) {
-        for i in (0..self.closers.len()).rev() {
-            let within = &self.closers[i].0;
-            if !within.is_empty() && self.machine.is_left_to(within) {
-                self.closers.swap_remove(i).1.send(()).ok();
+        // Nor for that of another who closes as well, and is in the same position.
+        let within: Vec<Id> = self.closers.iter().flat_map(|(within, _)| within).copied().collect();
+        if !within.is_empty() && self.machine.is_left_to(&within) {
+            for (_, reply) in self.closers.extract_if(.., |(within, _)| !within.is_empty()) {
+                reply.send(()).ok();
             }
         }
     }

@@ -39,7 +39,7 @@
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
-//! * [`State`], [`Reason`], [`LossCause`]: what is going on, and why.
+//! * [`State`] and [`StateWatch`], [`Reason`], [`LossCause`]: what is going on, and why.
 //!
 //! # What holds
 //!
@@ -78,6 +78,7 @@ mod sabotage;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod watch;
 
 pub use candidate::Candidate;
 pub use driver::term::{Reason, State};
@@ -93,6 +94,7 @@ pub use options::{
 pub use store::memory::Memory;
 /// Re-exported, since [`Lease::cancellation`] and [`Candidate::until`] speak of it.
 pub use tokio_util::sync::CancellationToken;
+pub use watch::StateWatch;
 
 /// The examples of the README compile and run with the doctests.
 #[cfg(doctest)]

@@ -24,6 +24,7 @@ use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 use crate::store::file::{FileStore, directory_of_url};
 use crate::store::{Enforcement, Message, Store};
+use crate::watch::StateWatch;
 
 /// One process's session with the store that everybody shares.
 ///
@@ -194,7 +195,7 @@ impl Locker {
     /// returns `Ok(None)`; then the session ends.
     ///
     /// It waits for all that, but for a job that it is called from: then for all the others, and the session ends
-    /// when that job has ended too.
+    /// when that job has ended too. A run that nobody polls cannot end: do not await this while you hold one back.
     ///
     /// # Cancel safety
     ///
@@ -231,11 +232,11 @@ impl Locker {
 
     /// Watches what the candidate of that name on this Locker is doing, also one that is yet to come.
     #[must_use]
-    pub fn subscribe(&self, name: impl Into<Name>) -> watch::Receiver<State> {
+    pub fn subscribe(&self, name: impl Into<Name>) -> StateWatch {
         let mut names = self.inner.names();
         // Those that somebody once watched, and nobody does any more.
         names.retain(|_, entry| entry.taken || entry.state.receiver_count() > 0);
-        names.entry(name.into()).or_insert_with(Entry::free).state.subscribe()
+        StateWatch::new(names.entry(name.into()).or_insert_with(Entry::free).state.subscribe())
     }
 
     /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent.

@@ -29,6 +29,8 @@ pub(crate) struct Machine<H> {
     candidates: BTreeMap<Id, Candidate<H>>,
     /// Leases whose jobs have ended, to be released with the next exchange.
     releases: Vec<Release<H>>,
+    /// A release is on its way.
+    is_releasing: bool,
     /// Keys that nobody here waits for any more.
     withdrawals: Vec<Key>,
     checks: Vec<Check>,
@@ -39,9 +41,8 @@ pub(crate) struct Machine<H> {
     poll_at: Option<Instant>,
     /// When the last heartbeat was sent, or the first lease granted.
     heartbeat_sent: Instant,
-    /// When the last statement of any kind was sent, and when it was answered.
+    /// When the last statement of any kind was sent.
     sent: Instant,
-    answered: Instant,
     /// The last statement was a heartbeat: an exchange comes first if there is one, so that heartbeats that take
     /// longer than their interval starve nobody.
     exchange_is_next: bool,
@@ -133,6 +134,7 @@ impl<H: Clone> Machine<H> {
             rng,
             candidates: BTreeMap::new(),
             releases: Vec::new(),
+            is_releasing: false,
             withdrawals: Vec::new(),
             checks: Vec::new(),
             messages: VecDeque::new(),
@@ -140,7 +142,6 @@ impl<H: Clone> Machine<H> {
             poll_at: None,
             heartbeat_sent: now,
             sent: now,
-            answered: now,
             exchange_is_next: false,
             dismissed: false,
         }
@@ -154,7 +155,7 @@ impl<H: Clone> Machine<H> {
 
     /// Whether nobody but these has a seat, and every lease has been released.
     pub(crate) fn is_left_to(&self, ids: &[Id]) -> bool {
-        self.releases.is_empty() && self.candidates.keys().all(|id| ids.contains(id))
+        self.releases.is_empty() && !self.is_releasing && self.candidates.keys().all(|id| ids.contains(id))
     }
 
     /// Until when the session of a lost lease has to stay open: `None` if every job of such a lease has ended, else
@@ -174,7 +175,12 @@ impl<H: Clone> Machine<H> {
             Command::Withdraw(id) => self.vacate(id, now, true),
             Command::Stop { id, term, reason } => self.stop(id, Some(term), reason, now),
             Command::Ended { id, term, done } => self.on_ended(id, term, done, now),
-            Command::Check { id, term, reply } => self.checks.push(Check { id, term, reply }),
+            Command::Check { id, term, reply } if self.holds(id, term) => {
+                self.checks.push(Check { id, term, reply });
+            }
+            Command::Check { reply, .. } => {
+                reply.send(false).ok();
+            }
             Command::Publish(message, sent) => {
                 let expires = now + self.options.query_timeout;
                 self.messages.push_back(Outgoing { message, expires, sent });
@@ -189,8 +195,9 @@ impl<H: Clone> Machine<H> {
         }
         let wait = self.poll_interval();
         // The polls of a name that waits alone come one interval after its first attempt; others join them.
-        let is_first =
-            !self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Waiting(_)));
+        if !self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Waiting(_))) {
+            self.poll_at = None;
+        }
         let Some(candidate) = self.candidates.get_mut(&id) else { return };
         if !matches!(candidate.phase, Phase::Resting) {
             return;
@@ -201,9 +208,6 @@ impl<H: Clone> Machine<H> {
         };
         candidate.place.state.send_replace(State::Standby);
         candidate.phase = Phase::Waiting(Waiting::from(not_before.unwrap_or(now)));
-        if is_first {
-            self.poll_at = Some(now + wait);
-        }
     }
 
     /// A candidate stops asking, for now or for good. No job of it runs any more: what it holds is released.
@@ -344,19 +348,24 @@ impl<H: Clone> Machine<H> {
         asks.chain(self.poll_at).chain([self.heartbeat_at()]).min()
     }
 
+    fn holds(&self, id: Id, number: u64) -> bool {
+        let phase = self.candidates.get(&id).map(|candidate| &candidate.phase);
+        matches!(phase, Some(Phase::Held { term, .. }) if term.number == number)
+    }
+
     fn holds_any(&self) -> bool {
         self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Held { .. }))
     }
 
-    /// At the later of the previous answer and the previous heartbeat's sending plus the interval, so that slow
-    /// answers are not chased. With nothing held: often enough that the store's idle limit does not fire.
+    /// One interval after the previous one was sent, and not before that was answered: statements follow each other.
+    /// With nothing held: often enough that the store's idle limit does not fire.
     fn heartbeat_at(&self) -> Instant {
         if !self.checks.is_empty() {
-            self.answered
+            self.sent
         } else if self.holds_any() {
-            self.answered.max(self.heartbeat_sent + self.options.heartbeat_interval)
+            self.heartbeat_sent + self.options.heartbeat_interval
         } else {
-            self.answered.max(self.sent + self.bounds.trust)
+            self.sent + self.bounds.trust
         }
     }
 
@@ -408,15 +417,15 @@ impl<H: Clone> Machine<H> {
         }
     }
 
+    /// Every waiting name is due. The next poll is set when one of them was asked for in vain: whoever waits is due, is
+    /// being asked for, or has a poll ahead.
     fn on_poll(&mut self, now: Instant) {
-        let mut waiting = false;
+        self.poll_at = None;
         for candidate in self.candidates.values_mut() {
-            if let Phase::Waiting(state) = &mut candidate.phase {
-                waiting = true;
-                state.due = Some(state.not_before.map_or(now, |at| at.max(now)));
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
             }
         }
-        self.poll_at = waiting.then(|| now + self.poll_interval());
     }
 
     fn heartbeat(&mut self, now: Instant) -> Heartbeat<H> {
@@ -464,6 +473,7 @@ impl<H: Clone> Machine<H> {
             });
         }
         let releases = std::mem::take(&mut self.releases);
+        self.is_releasing = !releases.is_empty();
         let exchange = Exchange {
             releases: releases.iter().map(|release| release.held.clone()).collect(),
             withdrawals: std::mem::take(&mut self.withdrawals),
@@ -485,18 +495,16 @@ impl<H: Clone> Machine<H> {
         now: Instant,
     ) -> Result<(), LossCause> {
         for (&(id, number), ours) in heartbeat.terms.iter().zip(ours) {
-            let Some(candidate) = self.candidates.get_mut(&id) else { continue };
-            let present = matches!(&candidate.phase, Phase::Held { term, .. } if term.number == number);
-            if present && !ours {
+            if !ours
+                && self.holds(id, number)
+                && let Some(candidate) = self.candidates.get_mut(&id)
+            {
                 candidate.lose(&LossCause::Gone, &self.options.identity, now);
             }
         }
         self.on_answer(sent, true, now)?;
         for check in heartbeat.checks {
-            let held = self.candidates.get(&check.id).is_some_and(|candidate| {
-                matches!(&candidate.phase, Phase::Held { term, .. } if term.number == check.term && term.is_held(now))
-            });
-            check.reply.send(held).ok();
+            check.reply.send(self.holds(check.id, check.term)).ok();
         }
         Ok(())
     }
@@ -513,6 +521,7 @@ impl<H: Clone> Machine<H> {
         sent: Instant,
         now: Instant,
     ) -> Result<(), LossCause> {
+        self.is_releasing = false;
         for (release, ours) in batch.releases.into_iter().zip(exchanged.released) {
             let (name, term, identity) = (&release.name, release.term, &self.options.identity);
             match (ours, term) {
@@ -532,6 +541,7 @@ impl<H: Clone> Machine<H> {
 
     fn on_asked(&mut self, id: Id, ask: &Ask, answer: Answer<H>, sent: Instant, now: Instant) {
         let first_lease = !self.holds_any();
+        let next_poll = sent + self.poll_interval();
         let number = self.terms + 1;
         let Some(candidate) = self.candidates.get_mut(&id) else {
             // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
@@ -566,6 +576,7 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Busy { registered }) => {
                 debug!(name = %place.name, "held by somebody else");
                 waiting.asking = false;
+                self.poll_at.get_or_insert(next_poll);
                 // A withdrawal that is yet to be sent is for whoever asked before.
                 waiting.registered = registered && !self.withdrawals.contains(&ask.key);
                 if !registered && waiting.due.is_none() {
@@ -577,6 +588,7 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Failed(why)) => {
                 warn!(name = %place.name, identity = %self.options.identity, why, "refused");
                 waiting.asking = false;
+                self.poll_at.get_or_insert(next_poll);
                 waiting.freed &= waiting.due.is_some();
             }
             (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
@@ -587,7 +599,6 @@ impl<H: Clone> Machine<H> {
 
     /// A statement was answered: what is held is trusted on.
     fn on_answer(&mut self, sent: Instant, heartbeat: bool, now: Instant) -> Result<(), LossCause> {
-        self.answered = now;
         if !heartbeat && !self.enforcement.any_answer_renews {
             return self.on_time(now);
         }
@@ -642,7 +653,7 @@ impl<H: Clone> Machine<H> {
 
     /// A new session is up: it owns nothing, and every waiting name is asked for.
     pub(crate) fn on_session(&mut self, now: Instant) {
-        (self.sent, self.answered, self.heartbeat_sent) = (now, now, now);
+        (self.sent, self.heartbeat_sent) = (now, now);
         self.exchange_is_next = false;
         self.on_poll(now);
     }
@@ -661,6 +672,7 @@ impl<H: Clone> Machine<H> {
             }
         }
         self.poll_at = None;
+        self.is_releasing = false;
         self.withdrawals.clear();
         for check in self.checks.drain(..) {
             check.reply.send(false).ok();

@@ -6,20 +6,22 @@
 //! <directory>/peers/<identity>-<random>.sock one datagram socket per session (Unix): wake-ups and messages
 //! ```
 //!
-//! Everything that touches the disk runs on a blocking thread, so that a hung disk costs the driver a timeout and not
+//! Everything that touches the disk runs on a thread of the session's own, so that a hung disk costs the driver a timeout and not
 //! its thread. A statement that the driver drops runs on there, and keeps what the session shares alive until it is
 //! done: whichever of the two ends last frees the locks.
 
 mod directory;
+mod disk;
 mod locks;
 #[cfg_attr(not(unix), path = "file/no_peers.rs")]
 mod peers;
 
 use std::collections::{HashSet, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::directory::Directory;
+use self::disk::Disk;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};
@@ -68,12 +70,24 @@ impl Store for FileStore {
     }
 
     async fn connect(&mut self) -> Result<FileSession, ConnectError> {
+        let disk = Disk::new().map_err(|error| unreachable(format!("no thread to be had: {error}")))?;
+        self.connect_on(disk).await
+    }
+}
+
+fn unreachable(reason: String) -> ConnectError {
+    ConnectError::Unreachable { reason }
+}
+
+impl FileStore {
+    async fn connect_on(&self, disk: Disk) -> Result<FileSession, ConnectError> {
         let (path, identity) = (self.path.clone(), self.identity.clone());
-        let opened = tokio::task::spawn_blocking(move || Shared::open(path, &identity));
-        let unreachable = |reason: String| ConnectError::Unreachable { reason };
-        let (shared, inbox) = opened.await.map_err(|error| unreachable(error.to_string()))??;
+        let opened = disk.run(move || Shared::open(path, &identity)).await;
+        let (shared, inbox) =
+            opened.ok_or_else(|| unreachable("opening the directory panicked".to_owned()))??;
         Ok(FileSession {
             shared: Arc::new(shared),
+            disk,
             inbox: inbox.register().map_err(|error| unreachable(error.to_string()))?,
             waiting: HashSet::new(),
             events: VecDeque::new(),
@@ -81,13 +95,13 @@ impl Store for FileStore {
     }
 }
 
-/// What a session shares with the statement that runs on a blocking thread. Its drop is the end of the session: the
+/// What a session shares with the statement that runs on its disk thread. Its drop is the end of the session: the
 /// locks go first, then the socket.
 #[derive(Debug)]
 struct Shared {
-    /// Locked on blocking threads only.
+    /// Locked on the disk thread only, as is the outbox.
     locks: Mutex<Locks>,
-    outbox: Outbox,
+    outbox: Mutex<Outbox>,
 }
 
 impl Shared {
@@ -96,25 +110,11 @@ impl Shared {
         let (outbox, inbox) = peers::open(directory.path(), identity)
             .map_err(|error| directory::refused(directory.path(), error))?;
         let locks = Mutex::new(Locks::new(directory, identity.to_owned()));
-        Ok((Self { locks, outbox }, inbox))
+        Ok((Self { locks, outbox: Mutex::new(outbox) }, inbox))
     }
 
-    /// Runs `work` on a blocking thread, to its end even if the returned future is dropped.
-    async fn run<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Arc<Self>, &mut Locks) -> Result<T, LossCause> + Send + 'static,
-    ) -> Result<T, LossCause> {
-        let shared = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || {
-            let mut locks = shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
-            work(&shared, &mut locks)
-        });
-        done.await.unwrap_or_else(|error| {
-            Err(LossCause::Closed {
-                reason: format!("a file operation did not end: {error}"),
-                sqlstate: None,
-            })
-        })
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The session is gone: only a statement that it dropped is left.
@@ -128,9 +128,39 @@ impl Shared {
 pub(crate) struct FileSession {
     // First, so that on drop the locks and the name of the socket go before the socket: no peer sends to a dead one.
     shared: Arc<Shared>,
+    disk: Disk,
     inbox: Inbox,
     waiting: HashSet<Key>,
     events: VecDeque<Event>,
+}
+
+impl FileSession {
+    /// Runs `work` on the disk thread, to its end even if the returned future is dropped. Then sees to it that others
+    /// can still send here: what cleans a directory up may have removed the name of the socket.
+    async fn statement<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Arc<Shared>, &mut Locks) -> Result<T, LossCause> + Send + 'static,
+    ) -> Result<T, LossCause> {
+        let shared = Arc::clone(&self.shared);
+        let done = self.disk.run(move || {
+            let mut locks = shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = work(&shared, &mut locks)?;
+            let renewed = shared.outbox().renew(locks.identity());
+            Ok((result, renewed))
+        });
+        let (result, renewed) = done.await.unwrap_or_else(|| {
+            Err(LossCause::Closed { reason: "a file operation panicked".to_owned(), sqlstate: None })
+        })?;
+        if let Some(inbox) = renewed {
+            match inbox.register() {
+                Ok(inbox) => self.inbox = inbox,
+                Err(error) => {
+                    tracing::warn!(%error, "no socket for wake-ups: released leases are noticed by polling");
+                }
+            }
+        }
+        Ok(result)
+    }
 }
 
 impl Session for FileSession {
@@ -148,7 +178,7 @@ impl Session for FileSession {
             locks.check_directory()?;
             let mut freed = Vec::new();
             let released = giving_back.iter().map(|held| locks.release(*held, &mut freed)).collect();
-            shared.outbox.freed(&freed);
+            shared.outbox().freed(&freed);
             let mut answers = Vec::with_capacity(asks.len());
             for ask in &asks {
                 if shared.is_abandoned() {
@@ -158,7 +188,7 @@ impl Session for FileSession {
             }
             Ok((Exchanged { released, answers }, freed))
         };
-        let (exchanged, freed) = self.shared.run(work).await?;
+        let (exchanged, freed) = self.statement(work).await?;
 
         self.events.extend(freed.into_iter().map(Event::Freed));
         for (ask, answer) in exchange.asks.iter().zip(&exchanged.answers) {
@@ -175,17 +205,17 @@ impl Session for FileSession {
             locks.check_directory()?;
             Ok(held.into_iter().map(|held| locks.confirm(held)).collect())
         };
-        self.shared.run(work).await
+        self.statement(work).await
     }
 
     async fn publish(&mut self, message: Message) -> Result<(), LossCause> {
         // To itself without a socket: that cannot get lost.
         self.events.push_back(Event::Message(message));
         let work = move |shared: &Arc<Shared>, _: &mut Locks| {
-            shared.outbox.publish(message);
+            shared.outbox().publish(message);
             Ok(())
         };
-        self.shared.run(work).await
+        self.statement(work).await
     }
 
     async fn event(&mut self) -> Event {
@@ -200,12 +230,12 @@ impl Session for FileSession {
         }
     }
 
-    async fn end(self) {
+    async fn end(mut self) {
         let work = |shared: &Arc<Shared>, locks: &mut Locks| {
-            shared.outbox.freed(&locks.release_all());
+            shared.outbox().freed(&locks.release_all());
             Ok(())
         };
-        if let Err(cause) = self.shared.run(work).await {
+        if let Err(cause) = self.statement(work).await {
             tracing::debug!(%cause, "the session of the file store did not end in order");
         }
     }

@@ -436,3 +436,118 @@ async fn a_request_to_step_down_that_cannot_be_sent_is_given_up() {
     lease.cancelled().await;
     candidate.stop().await;
 }
+
+/// F-05, F-18: a candidate that waits out its takeover delay, is asked to hand over, and stands by again.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_handed_over_before_its_job_started_goes_on_asking() {
+    let memory = Memory::new();
+    let careful = locker(&memory, "careful", Options::default().takeover_delay(s(60)));
+    let other = locker(&memory, "other", Options::default());
+    let mut careful_leads = Candidate::start(&memory, &careful, "job", s(0));
+    let mut state = careful.subscribe("job");
+    state.wait_for(|state| state == State::Blocked).await.unwrap();
+    // Longer than its polls, of which there are none while it holds.
+    sleep(s(30)).await;
+    let mut other_leads = Candidate::start(&memory, &other, "job", s(0));
+    next_statement(&memory, "other").await;
+    other.step_down("job").await.unwrap();
+    other_leads.leads().await;
+    sleep(s(30)).await;
+    memory.freeze("other");
+    memory.kill("other");
+    let killed = now();
+    careful_leads.leads().await;
+    assert!(now() - killed <= s(60) + s(6), "after {:?}", now() - killed);
+    memory.thaw("other");
+    careful_leads.stop().await;
+    other_leads.stop().await;
+}
+
+/// F-25: two jobs that both close the Locker they run on.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_close_their_locker_do_not_wait_for_each_other() {
+    let memory = Memory::new();
+    let locker = locker(&memory, "one", Options::default());
+    let closes = async |lease: Lease| {
+        lease.check().await;
+        locker.close().await;
+        Ok::<(), String>(())
+    };
+    let (one, other) = tokio::join!(locker.run("one", closes), locker.run("other", closes));
+    assert_eq!((one.unwrap(), other.unwrap()), (None, None));
+    locker.close().await;
+    assert_eq!(memory.sessions(), 0);
+}
+
+/// F-25: a release that is on its way is waited for, also by who closes from inside of a job.
+#[tokio::test(start_paused = true)]
+async fn a_close_waits_for_the_releases_under_way() {
+    let memory = Memory::new();
+    let locker = locker(&memory, "one", Options::default());
+    let mut beside = Candidate::start(&memory, &locker, "beside", s(0));
+    beside.leads().await;
+    let closes = async |_: Lease| {
+        memory.slow("one", s(3), s(0));
+        locker.close().await;
+        assert!(memory.holders(&Name::from("beside")).is_empty());
+        Ok::<(), String>(())
+    };
+    assert_eq!(locker.run("job", closes).await.unwrap(), None);
+    beside.stop().await;
+}
+
+/// A check is answered also where there is no session to ask on.
+#[tokio::test(start_paused = true)]
+async fn a_check_of_a_lost_lease_is_false_at_once() {
+    let memory = Memory::new();
+    let locker = locker(&memory, "one", Options::default());
+    let mut candidate = Candidate::start(&memory, &locker, "job", s(3));
+    let lease = candidate.leads().await;
+    memory.down();
+    lease.cancelled().await;
+    let lost = now();
+    assert!(!lease.check().await);
+    assert_eq!(now(), lost);
+    candidate.stop().await;
+}
+
+/// F-14: the job ended while its lease was held; that the release is not answered takes nothing away from that.
+#[tokio::test(start_paused = true)]
+async fn a_value_is_returned_also_when_the_release_goes_unanswered() {
+    let memory = Memory::new();
+    let locker = locker(&memory, "one", Options::default());
+    let begun = now();
+    let job = async |_: Lease| {
+        memory.partition("one");
+        Ok::<_, String>(42)
+    };
+    assert_eq!(locker.run("job", job).await.unwrap(), Some(42));
+    assert_eq!(now() - begun, s(10));
+    memory.heal("one");
+    locker.close().await;
+    assert!(memory.holders(&Name::from("job")).is_empty());
+}
+
+/// F-36: a process that stood still while the grant was on its way does not start the job under it.
+#[tokio::test(start_paused = true)]
+async fn a_job_is_not_called_under_a_lease_whose_deadline_has_passed() {
+    let memory = Memory::new();
+    let options = Options::default();
+    let trust = options.bounds().trust;
+    let locker = locker(&memory, "one", options);
+    memory.slow("one", s(0), s(5));
+    let begun = now();
+    let mut candidate = Candidate::start(&memory, &locker, "job", s(0));
+    while memory.grants(&Name::from("job")) == 0 {
+        sleep(ms(1)).await;
+    }
+    memory.freeze("one");
+    sleep(trust).await;
+    memory.slow("one", s(0), s(0));
+    memory.thaw("one");
+    let lease = candidate.leads().await;
+    assert_eq!(candidate.bodies().len(), 1);
+    assert!(lease.term() > 1, "the first grant was not worth starting");
+    assert!(now() - begun > trust);
+    candidate.stop().await;
+}

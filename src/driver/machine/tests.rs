@@ -231,3 +231,27 @@ fn requests_do_not_outlive_what_they_are_about() {
     assert_eq!(is_sent.try_recv(), Ok(false));
     assert!(!machine.wants_session());
 }
+
+/// F-15: whoever returns after the deadline has lost, also if nobody has noticed yet.
+#[test]
+fn a_job_that_ends_after_its_deadline_has_lost() {
+    let (mut machine, now) = machine(Options::default());
+    let (term, _) = lead(&mut machine, 1, "job", now);
+    let (done, mut parting) = oneshot::channel();
+    let late = now + Duration::from_secs(20);
+    machine.on_command(Command::Ended { id: 1, term: term.number, done }, late);
+    assert_eq!(parting.try_recv(), Ok(Parting::Lost));
+    assert_eq!(machine.batch(late).unwrap().exchange.releases, [7]);
+}
+
+/// The grant itself was proof enough: the first heartbeat comes one interval later, however long nothing was held.
+#[test]
+fn the_first_lease_starts_the_heartbeats() {
+    let (mut machine, now) = machine(Options::default());
+    let later = now + Duration::from_secs(18);
+    lead(&mut machine, 1, "job", later);
+    assert!(machine.next_statement(later).is_none());
+    let due = later + Duration::from_secs(5);
+    assert_eq!(machine.next_statement_at(), Some(due));
+    assert!(matches!(machine.next_statement(due), Some(Statement::Heartbeat(_))));
+}

@@ -37,6 +37,10 @@ struct Grant {
 }
 
 impl Locks {
+    pub(super) fn identity(&self) -> &str {
+        &self.identity
+    }
+
     pub(super) fn new(directory: Directory, identity: String) -> Self {
         Self { directory, identity, grants: 0, held: HashMap::new() }
     }

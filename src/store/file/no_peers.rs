@@ -26,6 +26,10 @@ pub(super) fn open(_: &Path, _: &str) -> io::Result<(Outbox, Inbox<Idle>)> {
 
 #[expect(clippy::unused_self, reason = "the interface of the other platforms")]
 impl Outbox {
+    pub(super) fn renew(&mut self, _: &str) -> Option<Inbox<Idle>> {
+        None
+    }
+
     pub(super) fn freed(&self, _: &[Key]) {}
 
     pub(super) fn publish(&self, _: Message) {}

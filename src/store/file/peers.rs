@@ -36,20 +36,17 @@ pub(super) fn open(directory: &Path, identity: &str) -> io::Result<(Outbox, Inbo
     let sender = UnixDatagram::unbound()?;
     sender.set_nonblocking(true)?;
     let mut outbox = Outbox::new(directory.join(directory::PEERS), sender);
-    let socket = match outbox.bind(identity) {
-        Ok((socket, name)) => {
-            outbox.own = Some(name);
-            Some(socket)
-        }
-        Err(error) => {
+    let socket = outbox.bind(identity).map_or_else(
+        |error| {
             tracing::warn!(
                 peers = %outbox.peers.display(), %error,
                 "no socket for wake-ups, so a released lease is noticed at the next poll only; if the path is too \
                  long for a socket, choose a shorter one"
             );
             None
-        }
-    };
+        },
+        Some,
+    );
     Ok((outbox, Inbox { socket }))
 }
 
@@ -61,7 +58,7 @@ pub(super) struct Outbox {
     /// How the sub-directory is written in the address of a socket.
     address: PathBuf,
     /// What `address` goes through, if the path itself is too long.
-    _handle: Option<File>,
+    handle: Option<File>,
     own: Option<String>,
 }
 
@@ -79,12 +76,25 @@ impl Outbox {
             tracing::debug!(peers = %peers.display(), %error, "cannot make the directory of the sockets");
         }
         let (address, handle) = address_of(&peers);
-        Self { sender, peers, address, _handle: handle, own: None }
+        Self { sender, peers, address, handle, own: None }
+    }
+
+    /// Gives a new socket, where the name of the present one is gone.
+    pub(super) fn renew(&mut self, identity: &str) -> Option<Inbox<Idle>> {
+        let own = self.own.as_ref()?;
+        if self.peers.join(own).symlink_metadata().is_ok() {
+            return None;
+        }
+        directory::make_peers(&self.peers).ok();
+        (self.address, self.handle) = address_of(&self.peers);
+        let socket = self.bind(identity).ok()?;
+        tracing::warn!(peers = %self.peers.display(), "somebody removed this session's socket: bound a new one");
+        Some(Inbox { socket: Some(socket) })
     }
 
     /// Binds a socket under a name that no session has had or will have, so that the name of a dead one can be removed
     /// without a look at whose it is now.
-    fn bind(&self, identity: &str) -> io::Result<(UnixDatagram, String)> {
+    fn bind(&mut self, identity: &str) -> io::Result<UnixDatagram> {
         let name = format!("{identity}-{:016x}", directory::random());
         let (unready, ready) = (format!("{name}.new"), format!("{name}.{READY}"));
         let socket = UnixDatagram::bind(self.address.join(&unready))?;
@@ -95,7 +105,8 @@ impl Outbox {
             let _ = fs::remove_file(self.peers.join(&unready));
             return Err(error);
         }
-        Ok((socket, ready))
+        self.own = Some(ready);
+        Ok(socket)
     }
 
     /// Tells the other sessions which keys were freed.

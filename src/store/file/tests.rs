@@ -14,9 +14,8 @@ use super::*;
 use crate::name::{Kind, Name};
 use crate::store::{Ask, Mode};
 
-/// One blocking thread: what is put there runs in order, so that a test can wait for a statement that it dropped.
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap()
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 fn run(test: impl Future<Output = ()>) {
@@ -25,9 +24,11 @@ fn run(test: impl Future<Output = ()>) {
     });
 }
 
-/// Waits until everything that was put on the blocking thread before is done.
-async fn blocking_thread_is_idle() {
-    tokio::task::spawn_blocking(|| ()).await.unwrap();
+/// Makes a disk hang until the sender is dropped.
+fn hang(disk: &Disk) -> mpsc::Sender<()> {
+    let (disk_answers, answer) = mpsc::channel::<()>();
+    assert!(poll_once(pin!(disk.run(move || answer.recv()))).is_pending());
+    disk_answers
 }
 
 fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
@@ -246,8 +247,10 @@ fn a_dropped_exchange_leaves_its_locks_with_the_session_until_that_is_dropped() 
         let (mut first, mut second) = (session(dir.path()).await, session(dir.path()).await);
         take(&mut first, "before").await;
         let exchange = asks(&["in flight"]);
+        let hanging = hang(&first.disk);
         assert!(poll_once(pin!(first.exchange(&exchange))).is_pending());
-        blocking_thread_is_idle().await;
+        drop(hanging);
+        first.disk.run(|| ()).await.unwrap();
         assert!(is_busy(&mut second, "before").await);
         assert!(is_busy(&mut second, "in flight").await);
 
@@ -264,16 +267,15 @@ fn a_session_dropped_while_the_disk_hangs_is_unlocked_when_the_statement_ends() 
     run(async {
         let (mut first, mut second) = (session(dir.path()).await, session(dir.path()).await);
         take(&mut first, "before").await;
-        let (disk_answers, disk) = mpsc::channel::<()>();
-        let hanging = tokio::task::spawn_blocking(move || disk.recv());
+        let hanging = hang(&first.disk);
         let exchange = asks(&["in flight"]);
         assert!(poll_once(pin!(first.exchange(&exchange))).is_pending());
+        let disk = first.disk.clone();
         // Returns although the disk hangs.
         drop(first);
 
-        disk_answers.send(()).unwrap();
-        hanging.await.unwrap().unwrap();
-        blocking_thread_is_idle().await;
+        drop(hanging);
+        disk.run(|| ()).await.unwrap();
         assert!(!is_busy(&mut second, "before").await);
         assert!(!lock_file(&dir, "in flight").exists(), "nothing more is tried for a session that is gone");
         assert_eq!(sockets(dir.path()).len(), 1);
@@ -296,9 +298,29 @@ fn a_session_dropped_outside_of_any_runtime_is_unlocked() {
 fn a_connect_dropped_in_the_middle_leaves_nothing_open() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
-        let mut store = FileStore::open(dir.path(), "host:1-a").unwrap();
-        assert!(poll_once(pin!(store.connect())).is_pending());
-        blocking_thread_is_idle().await;
+        let store = FileStore::open(dir.path(), "host:1-a").unwrap();
+        let disk = Disk::new().unwrap();
+        let hanging = hang(&disk);
+        assert!(poll_once(pin!(store.connect_on(disk.clone()))).is_pending());
+        drop(hanging);
+        disk.run(|| ()).await.unwrap();
+        assert_eq!(sockets(dir.path()), [] as [PathBuf; 0]);
+    });
+}
+
+#[test]
+fn a_socket_whose_name_was_removed_is_bound_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (mut leader, mut standby) = (session(dir.path()).await, session(dir.path()).await);
+        let held = take(&mut leader, "job").await;
+        assert!(is_busy(&mut standby, "job").await);
+        fs::remove_dir_all(dir.path().join("peers")).unwrap();
+        standby.heartbeat(&[]).await.unwrap();
+        assert_eq!(sockets(dir.path()).len(), 1);
+        leader.exchange(&releases([held])).await.unwrap();
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("job")));
+        drop((leader, standby));
         assert_eq!(sockets(dir.path()), [] as [PathBuf; 0]);
     });
 }
