@@ -61,8 +61,8 @@ struct Faults {
     partitioned_until: Option<Instant>,
     slow_until: Option<Instant>,
     well_since: Instant,
-    /// The last time the server ended the session or took a lease away.
-    deprived_at: Option<Instant>,
+    /// The server ended the session or took a lease away: by then the host has surely noticed, whatever else befell it.
+    deprived_until: Option<Instant>,
 }
 
 impl Faults {
@@ -106,12 +106,14 @@ impl State {
         let now = clock::now();
         // After a kill the news travels at once, unless the host is cut off. After a revocation it comes with the next
         // heartbeat; one that was on its way, and a statement after it, may still be answered as if nothing were.
-        let allowance = match name {
-            None if self.hosts[host.0].is_well() => self.stop_grace,
+        let longest = match name {
             None => self.cut_off_limit(),
             Some(_) => self.bounds.trust + self.cut_off_limit(),
         };
-        self.hosts[host.0].deprived_at = Some(now);
+        let allowance =
+            if name.is_none() && self.hosts[host.0].is_well() { self.stop_grace } else { longest };
+        let faults = &mut self.hosts[host.0];
+        faults.deprived_until = faults.deprived_until.max(Some(now + longest));
         for body in self
             .bodies
             .iter_mut()
@@ -123,13 +125,11 @@ impl State {
 
     /// A fault begins on a host: news of an earlier kill may no longer reach it.
     fn cut_off(&mut self, host: Host) {
-        if let Some(at) = self.hosts[host.0].deprived_at {
-            let until = Some(at + self.cut_off_limit());
-            for body in
-                self.bodies.iter_mut().filter(|body| body.host == host && body.may_overlap_until.is_some())
-            {
-                body.may_overlap_until = body.may_overlap_until.max(until);
-            }
+        let until = self.hosts[host.0].deprived_until;
+        for body in
+            self.bodies.iter_mut().filter(|body| body.host == host && body.may_overlap_until.is_some())
+        {
+            body.may_overlap_until = body.may_overlap_until.max(until);
         }
     }
 
@@ -151,7 +151,7 @@ impl World {
             partitioned_until: None,
             slow_until: None,
             well_since: now,
-            deprived_at: None,
+            deprived_until: None,
         };
         Self(Arc::new(Mutex::new(State {
             memory: memory.clone(),
@@ -392,7 +392,7 @@ impl World {
         }
         let number = state.leases.len() as u64;
         // It may not have heard yet that its session was ended.
-        let deprived = state.hosts[host.0].deprived_at.map(|at| at + state.cut_off_limit());
+        let deprived = state.hosts[host.0].deprived_until;
         let body = Body {
             number,
             host,
@@ -416,6 +416,10 @@ impl World {
         let others = state.bodies.iter().filter(|other| other.name == name && other.number != number);
         let overlaps =
             others.filter(|other| other.started >= started && other.number > number).find(|other| {
+                // One that stands still does nothing. If it goes on, that is checked then.
+                if state.hosts[other.host.0].frozen_until.is_some() {
+                    return false;
+                }
                 let allowed = other.may_overlap_until.max(body.may_overlap_until);
                 allowed.is_none_or(|until| now > until)
             });
