@@ -14,6 +14,10 @@ mod handover;
 mod leaving;
 mod loss;
 mod one_leader;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_facts;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_kit;
 #[cfg(unix)]
 mod processes;
 mod support;
