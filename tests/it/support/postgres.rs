@@ -21,6 +21,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use leasehold::Key;
 use rustix::process::Signal;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection as _, PgConnection};
@@ -320,6 +321,15 @@ impl Admin {
         let key = key.to_string();
         let holder = rows.iter().find(|row| row[1] == key && row[2] == "ExclusiveLock")?;
         Some(holder[0].parse().unwrap())
+    }
+
+    /// Counts who waits for a key: who holds its key of the kind `waiting`, shared.
+    pub(crate) fn waiters(&self, key: Key) -> usize {
+        let waiting: String = self.one(&format!(
+            "SELECT ('x' || encode(substr(sha256('leasehold/v1/waiting'::bytea || '\\x00'::bytea || '{key}'::bytea), \
+             1, 8), 'hex'))::bit(64)::bigint"
+        ));
+        self.advisory_rows().iter().filter(|row| row[1] == waiting && row[2] == "ShareLock").count()
     }
 
     /// The processes of the clients with an `application_name` LIKE that.
