@@ -250,7 +250,9 @@ async fn lockers_that_find_no_room_wait_for_it() {
     let whos: Vec<String> = (0..15).map(|n| format!("r{n:02}")).collect();
     let lead = |who: &String| {
         let target: sqlx::postgres::PgConnectOptions = cluster.url("app", "", "postgres").parse().unwrap();
-        let locker = Locker::postgres(target, quick(who)).unwrap();
+        // The longest pause between two attempts, as long as the attempts of all the others together.
+        let options = quick(who).retry_interval(Duration::from_secs(1));
+        let locker = Locker::postgres(target, options).unwrap();
         Member::on(&locker, &format!("led by {who}"), who, &log)
     };
     let members: Vec<_> = whos.iter().map(lead).collect();
