@@ -14,6 +14,8 @@ mod handover;
 mod leaving;
 mod loss;
 mod one_leader;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_store;
 #[cfg(unix)]
 mod processes;
 mod support;
