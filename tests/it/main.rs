@@ -26,6 +26,8 @@ mod postgres_refusals;
 mod postgres_session;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_settings;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_store;
 #[cfg(unix)]
 mod processes;
 mod support;

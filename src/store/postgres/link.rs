@@ -21,16 +21,14 @@ pub(super) struct Link {
     listener: Option<PgListener>,
     pool: PgPool,
     /// Where the connection is dropped. Made beforehand, so that the end cannot fail.
-    grave: Option<Runtime>,
+    grave: Grave,
     is_over: bool,
 }
 
 impl Link {
     pub(super) async fn open(target: &PgConnectOptions, limit: Duration) -> Result<Self, ConnectError> {
         knock(target).await?;
-        let grave = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .map_err(|error| ConnectError::Unreachable { reason: error.to_string() })?;
+        let grave = Grave::dig().map_err(|error| ConnectError::Unreachable { reason: error.to_string() })?;
         // A pool tries again by itself, without a word, while a server starts up or has no room: half of the time is
         // its own, and then a plain connection tells why.
         let pool = PgPoolOptions::new()
@@ -56,7 +54,7 @@ impl Link {
             Err(error) => return Err(refusal::of_connect(error)),
         };
         listener.eager_reconnect(false);
-        Ok(Self { listener: Some(listener), pool, grave: Some(grave), is_over: false })
+        Ok(Self { listener: Some(listener), pool, grave, is_over: false })
     }
 
     /// Sends one message of the simple query protocol, and gives the rows of all its statements.
@@ -120,12 +118,40 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let Some(grave) = self.grave.take() else { return };
-        let entered = grave.enter();
-        drop(self.listener.take());
-        drop(entered);
-        // Unlike a plain drop it is allowed inside of another runtime.
-        grave.shutdown_background();
+        if let Some(listener) = self.listener.take() {
+            self.grave.bury(listener);
+        }
+    }
+}
+
+/// A runtime that is never driven: what is dropped in it goes without a word.
+struct Grave(Option<Runtime>);
+
+impl Grave {
+    fn dig() -> std::io::Result<Self> {
+        tokio::runtime::Builder::new_current_thread().build().map(Some).map(Self)
+    }
+
+    fn bury(&mut self, listener: PgListener) {
+        if let Some(runtime) = &self.0 {
+            let entered = runtime.enter();
+            drop(listener);
+            drop(entered);
+        }
+        self.close();
+    }
+
+    fn close(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // Unlike a plain drop it is allowed inside of another runtime.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Grave {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

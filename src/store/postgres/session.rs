@@ -22,6 +22,9 @@ use crate::store::{Answer, Ask, Enforcement, Event, Exchange, Exchanged, Message
 /// How often a statement that the server answered with an error is tried again before the session is given up.
 const ATTEMPTS: u32 = 3;
 
+/// `out_of_memory`.
+const OUT_OF_LOCK_MEMORY: &str = "53200";
+
 /// One grant of this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
@@ -146,6 +149,9 @@ impl PgSession {
 
     /// After an error in the middle of a message: sees in the lock table what was done, keeps what was asked for, and
     /// does the rest. Those who wait are told once more, since the announcements were undone.
+    ///
+    /// Out of lock memory, all that the message took is given back: with a full lock table nobody could so much as log
+    /// in to the server.
     async fn reconcile(&mut self, undone: Undone<'_>) -> Result<Vec<Answer<Held>>, LossCause> {
         let Undone { releases, withdrawals, takes, code, reason } = undone;
         warn!(
@@ -154,12 +160,20 @@ impl PgSession {
         );
         let mut own = self.look().await?.keys();
         let mut answers = Vec::with_capacity(takes.len());
+        let mut unwanted: Vec<Release> = releases.iter().map(Release::from).collect();
         for (_, take) in takes {
-            answers.push(if own.contains(&take.key.get()) {
-                self.grant(take)
-            } else {
-                Answer::Failed(refusal::of_ask(code, reason))
-            });
+            let is_taken = own.contains(&take.key.get());
+            if is_taken && code != OUT_OF_LOCK_MEMORY {
+                answers.push(self.grant(take));
+                continue;
+            }
+            answers.push(Answer::Failed(refusal::of_ask(code, reason)));
+            if !own.contains(&take.key.waiting().get()) {
+                self.waiting.remove(&take.key);
+            }
+            if is_taken {
+                unwanted.push(Release { key: take.key, mode: take.mode, is_unlocked: false });
+            }
         }
         let no_longer_waited_for: Vec<Key> = withdrawals
             .iter()
@@ -170,10 +184,9 @@ impl PgSession {
         for attempt in 0..ATTEMPTS {
             let mut work = Work::default();
             work.releases.extend(
-                releases.iter().map(|held| Release {
-                    is_unlocked: !own.contains(&held.key.get()),
-                    ..Release::from(held)
-                }),
+                unwanted
+                    .iter()
+                    .map(|release| Release { is_unlocked: !own.contains(&release.key.get()), ..*release }),
             );
             work.withdrawals
                 .extend(no_longer_waited_for.iter().filter(|key| own.contains(&key.waiting().get())));

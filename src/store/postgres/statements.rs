@@ -175,7 +175,10 @@ pub(super) enum Announced {
 
 /// Reads a payload. Anybody may send to the channel: what is not ours is none.
 pub(super) fn read_payload(payload: &str) -> Option<Announced> {
-    let key = |text: &str| (text.len() == 16).then(|| text.parse().ok()).flatten();
+    let key = |text: &str| {
+        let is_hex = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        is_hex.then(|| text.parse().ok()).flatten()
+    };
     match payload.strip_prefix(STEP_DOWN) {
         Some(text) => Some(Announced::Message(Message::StepDown(key(text)?))),
         None => Some(Announced::Freed(key(payload)?)),
