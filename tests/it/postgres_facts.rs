@@ -247,7 +247,7 @@ async fn a_blocked_waiter_stalls_an_index_build_and_polls_do_not() {
     assert!(!polls.is_finished());
 
     let waiting = pid(&mut waiter).await;
-    let waited = tokio::spawn(async move {
+    let blocked = tokio::spawn(async move {
         sql(&mut waiter, "SELECT pg_advisory_lock(7)").await.unwrap();
         waiter
     });
@@ -264,7 +264,7 @@ async fn a_blocked_waiter_stalls_an_index_build_and_polls_do_not() {
     sql(&mut holder, "SELECT pg_advisory_unlock_all()").await.unwrap();
     tokio::join!(
         async {
-            let mut waiter = waited.await.unwrap();
+            let mut waiter = blocked.await.unwrap();
             sql(&mut waiter, "SELECT pg_advisory_unlock_all()").await.unwrap();
         },
         async { polls.await.unwrap() }
@@ -298,7 +298,7 @@ async fn the_documented_sql_computes_the_keys() {
         for name in names {
             let row = sqlx::query(AssertSqlSafe(documented.replace("'sweeper'", "$1"))).bind(name);
             let key: i64 = row.fetch_one(&mut connection).await.unwrap().get(0);
-            assert_eq!(key, Key::of(kind, name).get(), "{label} {:.20}", name);
+            assert_eq!(key, Key::of(kind, name).get(), "{label} {name:.20}");
             *(if key < 0 { &mut above } else { &mut below }) += 1;
         }
         // A text of SQL cannot have it.

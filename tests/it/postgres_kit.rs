@@ -111,7 +111,7 @@ async fn a_frozen_backend_answers_only_when_it_goes_on_and_others_meanwhile() {
     let cluster = Cluster::new();
     let mut connection = cluster.connect().await;
     let pid: i32 = sqlx::query("SELECT pg_backend_pid()").fetch_one(&mut connection).await.unwrap().get(0);
-    let frozen = cluster.freeze(pid);
+    let frozen = Cluster::freeze(pid);
     let asked = tokio::spawn(async move { sqlx::raw_sql("SELECT 1").execute(&mut connection).await });
     for _ in 0..20 {
         assert_eq!(cluster.admin().one::<i32>("SELECT 1"), 1);

@@ -1,6 +1,7 @@
 //! What must not be used, or cannot be reached: an error that says what to change, and tells no secret.
 
 use std::convert::Infallible;
+use std::fmt::Write as _;
 
 use leasehold::{ConnectError, Error, Lease, Locker, RunError};
 
@@ -16,7 +17,7 @@ async fn refused(url: &str) -> ConnectError {
     let mut text = format!("{error} {error:?}");
     let mut source = std::error::Error::source(&error);
     while let Some(error) = source {
-        text += &format!(" {error} {error:?}");
+        write!(text, " {error} {error:?}").unwrap();
         source = error.source();
     }
     println!("{error}");

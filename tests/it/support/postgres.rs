@@ -198,7 +198,7 @@ impl Cluster {
     }
 
     /// Stops a backend's process until the guard is dropped.
-    pub(crate) fn freeze(&self, backend: i32) -> Frozen {
+    pub(crate) fn freeze(backend: i32) -> Frozen {
         Frozen::new(vec![backend])
     }
 
@@ -252,6 +252,9 @@ impl Drop for Frozen {
     }
 }
 
+/// Tells the databases of one process apart, on a server that others use too.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
 /// An empty database.
 pub(crate) struct Database {
     // In the order of their end.
@@ -272,7 +275,6 @@ impl Database {
             let options = cluster.options();
             return Self { admin: Admin::new(options.clone()), options, host: Host::Own(Box::new(cluster)) };
         };
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let url = url.to_str().expect("LEASEHOLD_TEST_POSTGRES is text");
         let options: PgConnectOptions = url.parse().expect("LEASEHOLD_TEST_POSTGRES is a URL");
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
