@@ -39,10 +39,14 @@ pub enum Error {
 #[non_exhaustive]
 pub enum UrlError {
     /// There is no scheme before the first colon.
-    #[error("the store's URL has no scheme: write file:/var/lib/my-app/leases")]
+    #[error(
+        "the store's URL has no scheme: write postgres://user@host/database, or file:/var/lib/my-app/leases"
+    )]
     NoScheme,
     /// The scheme is not one of a known store.
-    #[error("there is no store for {scheme:?} URLs: write file:/var/lib/my-app/leases")]
+    #[error(
+        "there is no store for {scheme:?} URLs: write postgres://user@host/database, or file:/var/lib/my-app/leases"
+    )]
     UnknownScheme {
         /// What stands before the first colon.
         scheme: String,

@@ -369,3 +369,198 @@ async fn failures_to_connect_name_what_to_change() {
     member.stop().await.unwrap();
     locker.close().await;
 }
+
+/// D18: a notification that cannot be sent, since another commit holds the cluster's lock for them, costs no lease and
+/// no release: the standby learns by its poll.
+#[tokio::test]
+async fn a_stuck_notification_keeps_no_release() {
+    let cluster = Cluster::start(&[]).await;
+    let log = Log::default();
+    let (one, two) = (locker(&cluster, quick("one")), locker(&cluster, quick("two")));
+    let mut other = Member::on(&one, "other", "other", &Log::default());
+    let lease = other.leads().await;
+    let mut one_runs = Member::on(&one, "job", "one", &log);
+    one_runs.leads().await;
+    let mut two_runs = Member::on(&two, "job", "two", &log);
+    two_runs.stands_by().await;
+
+    // Waits for a standby server that does not exist, inside of its commit.
+    cluster.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
+    cluster.query("SELECT pg_reload_conf()::text").await;
+    let mut stuck = cluster.admin().await;
+    let stuck =
+        tokio::spawn(async move { query(&mut stuck, "CREATE TABLE something (); NOTIFY something").await });
+    let waits = "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    settles(&cluster, "a stuck commit", waits, "1").await;
+
+    let since = now();
+    assert_eq!(one_runs.stop().await.unwrap(), None);
+    println!("released in {:?}", since.elapsed());
+    two_runs.leads().await;
+    assert!(lease.is_held());
+    assert_eq!(cluster.query(&format!("{LOCKS} AND mode = 'ExclusiveLock'")).await, ["2"]);
+    cluster.query("ALTER SYSTEM RESET synchronous_standby_names").await;
+    cluster.query("SELECT pg_reload_conf()::text").await;
+    stuck.await.unwrap();
+    two_runs.stop().await.unwrap();
+    other.stop().await.unwrap();
+    one.close().await;
+    two.close().await;
+    assert_eq!(cluster.query(LOCKS).await, ["0"]);
+    log.assert_one_at_a_time();
+}
+
+/// Makes a function that every heartbeat calls do something else as well.
+async fn sabotage(cluster: &Cluster, what: &str) {
+    let sql = format!(
+        "CREATE OR REPLACE FUNCTION pg_catalog.pg_is_in_recovery() RETURNS bool LANGUAGE plpgsql AS \
+         'BEGIN {what} RETURN false; END'"
+    );
+    cluster.query(&sql).await;
+}
+
+/// F-20: locks that are gone though the session lives are lost at the next heartbeat.
+#[tokio::test]
+async fn a_heartbeat_proves_ownership() {
+    let cluster = Cluster::start(&["allow_system_table_mods=on"]).await;
+    cluster.query("ALTER FUNCTION pg_catalog.pg_is_in_recovery() RENAME TO real_one").await;
+    sabotage(&cluster, "").await;
+    let (log, locker) = (Log::default(), locker(&cluster, quick("one")));
+    let mut member = Member::on(&locker, "job", "one", &log);
+    let lease = member.leads().await;
+    let before = pid(&cluster, "one").await;
+    sabotage(&cluster, "PERFORM pg_catalog.pg_advisory_unlock_all();").await;
+    let reason = over(&lease).await;
+    assert_eq!(reason, Some(Reason::Lost(LossCause::Gone)));
+    sabotage(&cluster, "").await;
+    member.leads().await;
+    assert_eq!(pid(&cluster, "one").await, before);
+
+    // A lock that it did not take: somebody else uses the session.
+    let locker_two = self::locker(&cluster, quick("two"));
+    let mut other = Member::on(&locker_two, "other", "two", &log);
+    let lease = other.leads().await;
+    sabotage(&cluster, "PERFORM pg_catalog.pg_try_advisory_lock_shared(42);").await;
+    let reason = over(&lease).await;
+    assert!(matches!(reason, Some(Reason::Lost(LossCause::Distrusted { .. }))), "{reason:?}");
+    sabotage(&cluster, "").await;
+    other.leads().await;
+    other.stop().await.unwrap();
+    member.stop().await.unwrap();
+}
+
+/// D26, F-31: no room for the session, or for the second connection.
+#[tokio::test]
+async fn a_full_server_is_told_and_waited_for() {
+    let mut cluster = Cluster::start(&["max_connections=6", "superuser_reserved_connections=0"]).await;
+    cluster.query("CREATE ROLE app LOGIN").await;
+    let app = cluster.options().username("app");
+    let mut taken = Vec::new();
+    while let Ok(connection) = <sqlx::PgConnection as sqlx::Connection>::connect_with(&app).await {
+        taken.push(connection);
+    }
+    let url = format!("postgres://app@127.0.0.1:{}/postgres", cluster.port);
+    let error = Locker::connect(&url, quick("one")).await.unwrap_err();
+    println!("{error}");
+    assert!(error.to_string().contains("too many"), "{error}");
+    drop(taken.pop());
+    pass(Duration::from_millis(100)).await;
+    let error = Locker::connect(&url, quick("one")).await.unwrap_err();
+    println!("{error}");
+    assert!(matches!(error, Error::Connect(ConnectError::NoSecondConnection { .. })), "{error}");
+    pass(Duration::from_millis(100)).await;
+    let trusting = Locker::connect(&url, quick("one").trust_affinity(true)).await.unwrap();
+    trusting.close().await;
+    drop(taken);
+
+    let port = cluster.pooler("session", 1, "").await;
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    let error = Locker::connect(&url, quick("one")).await.unwrap_err();
+    println!("{error}");
+    assert!(matches!(error, Error::Connect(ConnectError::NoSecondConnection { .. })), "{error}");
+}
+
+/// F-32: a pooler that dies takes the session with it, and the server frees the lock.
+#[tokio::test]
+async fn a_pooler_that_dies_ends_the_session() {
+    let mut cluster = Cluster::start(&[]).await;
+    let port = cluster.pooler("session", 20, "").await;
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    let locker = Locker::connect(&url, quick("one")).await.unwrap();
+    let log = Log::default();
+    let mut member = Member::on(&locker, "job", "one", &log);
+    let lease = member.leads().await;
+    cluster.stop_last_pooler();
+    println!("{:?}", over(&lease).await);
+    member.stop().await.unwrap();
+    locker.close().await;
+    assert_eq!(cluster.query(LOCKS).await, ["0"]);
+}
+
+/// TLS: encrypted, verified, refused where it cannot be verified.
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn tls_is_spoken_and_verified() {
+    let dir = tempfile::tempdir().unwrap();
+    let (key, cert) = (dir.path().join("key.pem"), dir.path().join("cert.pem"));
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args([
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-keyout",
+        ])
+        .arg(&key)
+        .arg("-out")
+        .arg(&cert)
+        .output()
+        .unwrap();
+    assert!(made.status.success());
+    for path in [dir.path(), &key, &cert] {
+        cluster::give_away(path);
+    }
+    let settings = [
+        "ssl=on".to_owned(),
+        format!("ssl_key_file={}", key.display()),
+        format!("ssl_cert_file={}", cert.display()),
+    ];
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let cluster = Cluster::start(&settings).await;
+    let url = |mode: &str| format!("postgres://postgres@localhost:{}/postgres?sslmode={mode}", cluster.port);
+    let error = Locker::connect(&url("verify-full"), quick("one")).await.unwrap_err();
+    println!("{error}");
+    assert!(matches!(error, Error::Connect(ConnectError::Tls { .. })), "{error}");
+    let verified = format!("verify-full&sslrootcert={}", cert.display());
+    for mode in ["require", "prefer", &verified] {
+        let (log, locker) = (Log::default(), Locker::connect(&url(mode), quick("one")).await.unwrap());
+        let mut member = Member::on(&locker, "job", "one", &log);
+        let lease = member.leads().await;
+        let pid = pid(&cluster, "one").await;
+        assert_eq!(
+            cluster.query(&format!("SELECT ssl::text FROM pg_stat_ssl WHERE pid = {pid}")).await,
+            ["true"]
+        );
+        let mut admin = cluster.admin().await;
+        let since = now();
+        query(&mut admin, &format!("SELECT pg_terminate_backend({pid})::text")).await;
+        println!("{:?} after {:?}", over(&lease).await, since.elapsed());
+        member.leads().await;
+        member.stop().await.unwrap();
+        drop(locker);
+        settles(&cluster, "no lock", LOCKS, "0").await;
+    }
+}

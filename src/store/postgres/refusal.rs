@@ -26,6 +26,10 @@ pub(super) fn of_connect(error: sqlx::Error) -> ConnectError {
             }
         }
         sqlx::Error::Tls(error) => ConnectError::Tls { reason: chain(&*error) },
+        // The TLS library speaks through the socket: a certificate that does not hold arrives as invalid data.
+        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+            ConnectError::Tls { reason: error.to_string() }
+        }
         sqlx::Error::Io(error) => ConnectError::Unreachable { reason: of_io(&error) },
         sqlx::Error::Protocol(reason) => ConnectError::Unreachable {
             reason: format!("what answers does not speak PostgreSQL's protocol as expected: {reason}"),

@@ -105,8 +105,6 @@ fn settings(config: &Config, on_unix_socket: bool) -> Vec<Setting> {
         ("default_transaction_read_only", "off".to_owned(), Precaution),
         ("default_transaction_isolation", "read committed".to_owned(), Precaution),
         ("default_transaction_deferrable", "off".to_owned(), Precaution),
-        // A notification is lost with the server anyway: its commit need wait for no disk and no standby server.
-        ("synchronous_commit", "off".to_owned(), Precaution),
         ("client_connection_check_interval", ms(lock_timeout), Precaution),
     ];
     if !on_unix_socket {

@@ -181,7 +181,7 @@ pub(crate) async fn query(connection: &mut PgConnection, sql: &str) -> Vec<Strin
     rows.iter().map(|row| row.try_get_unchecked::<String, _>(0).unwrap_or_default()).collect()
 }
 
-fn give_away(path: &Path) {
+pub(crate) fn give_away(path: &Path) {
     if rustix::process::geteuid().is_root() {
         run(Command::new("chown").arg("postgres:").arg(path));
     }
