@@ -14,7 +14,7 @@ use tracing::{Instrument as _, debug, info_span, warn};
 use crate::clock;
 use crate::driver::command::{Again, Id, Parting};
 use crate::driver::term::{Reason, Term, Verdict};
-use crate::error::RunError;
+use crate::error::{ConnectError, RunError};
 use crate::lease::Lease;
 use crate::locker::{Inner, Seat};
 use crate::name::Name;
@@ -97,13 +97,15 @@ impl Candidate {
     /// * The lease is lost: the job is told to stop, and dropped at the end of the stop grace. Whatever it returned
     ///   does not count. Then the candidate stands by again, and the job is called anew when it leads again.
     ///
-    /// While the store cannot be reached it goes on trying.
+    /// While the store cannot be reached it goes on trying, also where the login is refused or the database does not
+    /// exist yet.
     ///
     /// # Errors
     ///
     /// [`RunError::Job`] as above; [`RunError::AlreadyRunning`] at once if this Locker has a candidate of that name;
-    /// [`RunError::Name`], [`RunError::Options`] and [`RunError::TooManyNames`] at once; [`RunError::Driver`] if the
-    /// driver is gone, which is a bug.
+    /// [`RunError::Name`], [`RunError::Options`] and [`RunError::TooManyNames`] at once; [`RunError::Refused`] if the
+    /// store must not be used, such as one behind a pooler in transaction mode; [`RunError::Driver`] if the driver is
+    /// gone, which is a bug.
     ///
     /// # Cancel safety
     ///
@@ -157,6 +159,7 @@ impl Candidate {
             let term = match self.stand_by(&mut seat, again).await {
                 Standby::Granted(term) => term,
                 Standby::Stopped => return Ok(None),
+                Standby::Refused(error) => return Err(RunError::Refused(error)),
                 Standby::Driverless => return Err(RunError::Driver),
             };
             let returned = if term.is_held(clock::now()) {
@@ -190,7 +193,11 @@ impl Candidate {
                         Reason::Ineligible => seat.rest(),
                         _ => return Standby::Stopped,
                     },
-                    term = seat.granted() => return term.map_or(Standby::Driverless, Standby::Granted),
+                    granted = seat.granted() => return match granted {
+                        Some(Ok(term)) => Standby::Granted(term),
+                        Some(Err(error)) => Standby::Refused(error),
+                        None => Standby::Driverless,
+                    },
                 }
             } else {
                 tokio::select! {
@@ -301,6 +308,7 @@ impl fmt::Debug for Candidate {
 
 enum Standby {
     Granted(Arc<Term>),
+    Refused(Arc<ConnectError>),
     Stopped,
     Driverless,
 }

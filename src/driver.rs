@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
@@ -32,7 +32,7 @@ use crate::driver::term::Reason;
 use crate::error::{ConnectError, LossCause};
 use crate::options::Options;
 use crate::sabotage::Sabotage;
-use crate::store::{Event, Session, Store};
+use crate::store::{Enforcement, Event, Session, Store};
 
 /// Longest first wait before reconnecting; it doubles up to the retry interval. Short, since most outages are.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -43,6 +43,8 @@ pub(crate) struct Driver<S: Store> {
     store: S,
     session: Option<S::Session>,
     options: Arc<Options>,
+    /// What the store of the last session does of its own, for the handles.
+    enforcement: watch::Sender<Enforcement>,
     inbox: Inbox<S>,
     rng: StdRng,
     /// How many connections in a row have failed, or died before their first answer.
@@ -60,11 +62,12 @@ impl<S: Store> Driver<S> {
     pub(crate) fn new(
         store: S,
         options: Arc<Options>,
+        enforcement: watch::Sender<Enforcement>,
         mut rng: StdRng,
         requests: mpsc::UnboundedReceiver<Request>,
     ) -> Self {
         let machine_rng = rand::SeedableRng::seed_from_u64(rng.random());
-        let machine = Machine::new(Arc::clone(&options), store.enforcement(), machine_rng, clock::now());
+        let machine = Machine::new(Arc::clone(&options), *enforcement.borrow(), machine_rng, clock::now());
         let inbox = Inbox {
             machine,
             requests,
@@ -73,7 +76,7 @@ impl<S: Store> Driver<S> {
             closing: false,
             handles_gone: false,
         };
-        Self { store, session: None, options, inbox, rng, failures: 0 }
+        Self { store, session: None, options, enforcement, inbox, rng, failures: 0 }
     }
 
     /// Runs until every handle is gone or the Locker is closed.
@@ -142,14 +145,16 @@ impl<S: Store> Driver<S> {
         match connected {
             Ok(session) => {
                 info!(identity, "session up");
+                let enforcement = session.enforcement();
+                self.enforcement.send_replace(enforcement);
                 self.session = Some(session);
-                self.inbox.machine.on_session(clock::now());
-                self.inbox.connected(Ok(()));
+                self.inbox.machine.on_session(enforcement, clock::now());
+                self.inbox.connected();
                 true
             }
             Err(error) => {
-                warn!(identity, %error, "cannot connect to the store");
-                self.inbox.connected(Err(error));
+                warn!(identity, %error, is_permanent = error.is_permanent(), "cannot connect to the store");
+                self.inbox.cannot_connect(error);
                 false
             }
         }
@@ -337,9 +342,18 @@ impl<S: Store> Inbox<S> {
         self.closing && self.machine.is_left_to(&[])
     }
 
-    fn connected(&mut self, how: Result<(), ConnectError>) {
+    fn connected(&mut self) {
         if let Some(eager) = self.eager.take() {
-            eager.send(how).ok();
+            eager.send(Ok(())).ok();
+        }
+    }
+
+    /// Whoever waits for the first connection learns of any failure; the runs of one that trying again cannot mend.
+    fn cannot_connect(&mut self, error: ConnectError) {
+        match self.eager.take() {
+            Some(eager) => drop(eager.send(Err(error))),
+            None if error.is_permanent() => self.machine.refuse(&Arc::new(error)),
+            None => {}
         }
     }
 

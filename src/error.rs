@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::name::{Name, NameError};
@@ -44,10 +45,14 @@ pub enum Error {
 #[non_exhaustive]
 pub enum UrlError {
     /// There is no scheme before the first colon.
-    #[error("the store's URL has no scheme: write file:/var/lib/my-app/leases")]
+    #[error(
+        "the store's URL has no scheme: write postgres://user@host/database, or file:/var/lib/my-app/leases"
+    )]
     NoScheme,
     /// The scheme is not one of a known store.
-    #[error("there is no store for {scheme:?} URLs: write file:/var/lib/my-app/leases")]
+    #[error(
+        "there is no store for {scheme:?} URLs: write postgres://user@host/database, or file:/var/lib/my-app/leases"
+    )]
     UnknownScheme {
         /// What stands before the first colon.
         scheme: String,
@@ -59,6 +64,12 @@ pub enum UrlError {
         scheme: String,
         /// The Cargo feature that brings it.
         feature: &'static str,
+    },
+    /// A `postgres:` URL cannot be read.
+    #[error("the URL of the PostgreSQL server cannot be used: {remedy}")]
+    Postgres {
+        /// What to change.
+        remedy: String,
     },
     /// A `file:` URL names a host.
     #[error("a file: URL takes a path on this host, not a host: write file:/var/lib/my-app/leases")]
@@ -84,6 +95,64 @@ pub enum ConnectError {
         /// What happened, and what to look at.
         reason: String,
     },
+    /// The server refused the login, or what the login may do.
+    #[error(
+        "the server refused the login ({reason}): check the user, the password, pg_hba.conf, and that the user may \
+         connect to the database"
+    )]
+    Authentication {
+        /// What the server said.
+        reason: String,
+    },
+    /// The database does not exist.
+    #[error("the server does not know the database ({reason}): create it, or correct its name in the URL")]
+    UnknownDatabase {
+        /// What the server said.
+        reason: String,
+    },
+    /// The connection could not be encrypted as the URL demands.
+    #[error(
+        "no TLS connection to the server: {reason}: check the server's certificate, the sslmode and sslrootcert of the \
+         URL, and leasehold's feature \"tls\""
+    )]
+    Tls {
+        /// What went wrong.
+        reason: String,
+    },
+    /// A pooler in transaction or statement mode stands before the server: a lock would stay on a connection that
+    /// others use next.
+    #[error(
+        "a pooler that shares server connections between statements stands before the server ({evidence}): connect \
+         to the server itself, or to a pool with pool_mode = session"
+    )]
+    Pooler {
+        /// What gave it away.
+        evidence: String,
+    },
+    /// The session came with locks that somebody took before.
+    #[error(
+        "the session came with advisory locks of an earlier client: connect to the server itself, or make the pooler \
+         reset its connections (PgBouncer: server_reset_query = DISCARD ALL)"
+    )]
+    UsedSession,
+    /// Whether a pooler stands before the server could not be told.
+    #[error(
+        "a second connection, which tells whether a pooler stands before the server, could not be had ({reason}): \
+         leave room for one, or set trust_affinity where there is certainly no pooler in transaction mode"
+    )]
+    NoSecondConnection {
+        /// What went wrong.
+        reason: String,
+    },
+    /// The server is a read replica: it grants locks that the primary knows nothing of.
+    #[error("the server is a read replica: connect to the primary, such as by a host name that follows it")]
+    Replica,
+    /// The server does not have the lock functions of PostgreSQL, or has them do nothing.
+    #[error("the server's advisory locks cannot be relied upon ({reason}): use a PostgreSQL server")]
+    Unsupported {
+        /// What gave it away.
+        reason: String,
+    },
     /// The directory of the file store cannot be used.
     #[error("cannot use the directory {}: {remedy}", path.display())]
     Directory {
@@ -102,6 +171,17 @@ pub enum ConnectError {
         /// The kind of file system.
         file_system: &'static str,
     },
+}
+
+impl ConnectError {
+    /// Tells whether trying again cannot help: what stands at the other end must not be used.
+    ///
+    /// Then a run ends with [`RunError::Refused`]. All else may mend itself while a run waits: servers start late,
+    /// passwords rotate, replicas are promoted.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self, Self::Pooler { .. } | Self::Unsupported { .. })
+    }
 }
 
 /// Why [`run`](crate::Locker::run) ended without the job's value.
@@ -127,6 +207,8 @@ pub enum RunError<E> {
     },
     /// The options of this candidate are not usable.
     Options(OptionsError),
+    /// The store must not be used, and trying again cannot mend that: see [`ConnectError::is_permanent`].
+    Refused(Arc<ConnectError>),
     /// The driver, which speaks with the store, is gone: a bug in leasehold. No lease of this Locker is held.
     Driver,
 }
@@ -149,6 +231,7 @@ impl<E: fmt::Display> fmt::Display for RunError<E> {
                 )
             }
             Self::Options(error) => error.fmt(f),
+            Self::Refused(error) => error.fmt(f),
             Self::Driver => f.write_str(
                 "the driver of the locker is gone: make a new Locker, and report this with the log",
             ),
@@ -188,6 +271,12 @@ pub enum LossCause {
         reason: String,
         /// The SQLSTATE, where the store is a database and sent one.
         sqlstate: Option<String>,
+    },
+    /// The session was alive, but could not be trusted any more; it was given up.
+    #[error("the session cannot be trusted any more: {reason}")]
+    Distrusted {
+        /// What was wrong with it.
+        reason: String,
     },
     /// The session is alive, but the lease is no longer this session's.
     #[error("the store no longer has this lease for the session")]

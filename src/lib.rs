@@ -64,6 +64,8 @@
 //!
 //! # Features
 //!
+//! * `postgres` (on by default): the store on PostgreSQL, `Locker::postgres`.
+//! * `tls` (on by default): encrypted connections to it, by rustls and the certificates that the system trusts.
 //! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
 mod candidate;

@@ -16,13 +16,15 @@ use tracing::instrument::WithSubscriber as _;
 
 use crate::candidate::{self, Candidate};
 use crate::driver::Driver;
-use crate::driver::command::{Again, Command, Id, Parting, Place, Request};
+use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Request};
 use crate::driver::term::{State, Term};
 use crate::error::{Error, RunError, UrlError};
 use crate::lease::Lease;
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 use crate::store::file::{FileStore, directory_of_url};
+#[cfg(feature = "postgres")]
+use crate::store::postgres::{PgStore, options_of_url};
 use crate::store::{Enforcement, Message, Store};
 use crate::watch::StateWatch;
 
@@ -41,7 +43,8 @@ pub struct Locker {
 pub(crate) struct Inner {
     requests: mpsc::UnboundedSender<Request>,
     pub(crate) options: Arc<Options>,
-    enforcement: Enforcement,
+    /// What the store does of its own: as expected, and from the first session on as found.
+    enforcement: watch::Receiver<Enforcement>,
     /// Cancelled by `close`.
     pub(crate) closing: CancellationToken,
     names: Mutex<BTreeMap<Name, Entry>>,
@@ -57,8 +60,10 @@ struct Entry {
 impl Locker {
     /// Connects to the store of a URL now, and checks that it can be trusted.
     ///
-    /// `file:PATH` is a directory on a local disk, absolute or relative to the working directory: for everything on
-    /// one host.
+    /// * `postgres://user:password@host:5432/database?sslmode=verify-full` is a PostgreSQL server: see
+    ///   [`postgres`](Self::postgres). `postgresql://` is the same.
+    /// * `file:PATH` is a directory on a local disk, absolute or relative to the working directory: for everything on
+    ///   one host.
     ///
     /// # Errors
     ///
@@ -93,6 +98,12 @@ impl Locker {
         let (scheme, _) = url.split_once(':').ok_or(UrlError::NoScheme)?;
         match scheme.to_ascii_lowercase().as_str() {
             "file" => Self::file(directory_of_url(url)?, options),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Self::postgres(options_of_url(url)?, options),
+            #[cfg(not(feature = "postgres"))]
+            "postgres" | "postgresql" => {
+                Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "postgres" }.into())
+            }
             // What stands before the first colon of something that is no URL may be a secret, or a drive letter.
             _ if !is_scheme(scheme) => Err(UrlError::NoScheme.into()),
             _ => Err(UrlError::UnknownScheme { scheme: scheme.to_owned() }.into()),
@@ -113,6 +124,40 @@ impl Locker {
         options.validate()?;
         let store = FileStore::open(directory.as_ref(), &options.identity)?;
         Self::on_thread(store, options)
+    }
+
+    /// Makes a Locker over a PostgreSQL server, as a pool's options name it. No I/O: the driver connects when the first
+    /// run asks, and then as often as it has to.
+    ///
+    /// The Locker opens one connection of its own, for as long as it lives, and takes nothing from a pool; the first
+    /// time it opens a second one for a moment ([`Options::trust_affinity`]). It needs no table and no right but to
+    /// connect. The server must be the primary, and no pooler in transaction mode may stand before it; one in session
+    /// mode may. Every Locker over the same database contends with every other one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(pool: sqlx::PgPool) -> anyhow::Result<()> {
+    /// use leasehold::{Lease, Locker, Options};
+    ///
+    /// let locker = Locker::postgres(pool.connect_options(), Options::default())?;
+    /// locker.run("sweeper", async |lease: Lease| {
+    ///     lease.cancelled().await;
+    ///     anyhow::Ok(())
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "postgres")]
+    pub fn postgres(
+        target: impl Into<Arc<sqlx::postgres::PgConnectOptions>>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        options.validate()?;
+        Self::on_thread(PgStore::new(&target.into(), &options), options)
     }
 
     /// Makes a Locker over a store in memory, for tests.
@@ -140,15 +185,16 @@ impl Locker {
     fn new<S: Store>(store: S, options: Options, rng: StdRng) -> (Self, Driver<S>) {
         let (requests, inbox) = mpsc::unbounded_channel();
         let options = Arc::new(options);
+        let (enforces, enforcement) = watch::channel(store.enforcement());
         let inner = Inner {
             requests,
-            enforcement: store.enforcement(),
+            enforcement,
             options: Arc::clone(&options),
             closing: CancellationToken::new(),
             names: Mutex::default(),
             next_id: AtomicU64::new(0),
         };
-        (Self { inner: Arc::new(inner) }, Driver::new(store, options, rng, inbox))
+        (Self { inner: Arc::new(inner) }, Driver::new(store, options, enforces, rng, inbox))
     }
 
     /// Starts the driver on its own thread: work that blocks the user's threads costs no lease. Its events go to the
@@ -215,10 +261,12 @@ impl Locker {
     }
 
     /// Gives what holds on the store at hand: [`Options::bounds`], less what the store does not enforce.
+    ///
+    /// A PostgreSQL server is taken to enforce everything until the first session with it has told.
     #[must_use]
     pub fn bounds(&self) -> Bounds {
         let mut bounds = self.inner.options.bounds();
-        if !self.inner.enforcement.frees_silent_holders {
+        if !self.inner.enforcement.borrow().frees_silent_holders {
             bounds.vacancy_silent = None;
         }
         bounds
@@ -336,7 +384,7 @@ pub(crate) struct Seat {
     inner: Arc<Inner>,
     name: Name,
     pub(crate) id: Id,
-    granted: mpsc::UnboundedReceiver<Arc<Term>>,
+    granted: mpsc::UnboundedReceiver<Grant>,
 }
 
 impl Seat {
@@ -363,8 +411,8 @@ impl Seat {
         }
     }
 
-    /// Waits for the next grant. `None` if the driver is gone. Cancel-safe.
-    pub(crate) async fn granted(&mut self) -> Option<Arc<Term>> {
+    /// Waits for the next grant, or refusal. `None` if the driver is gone. Cancel-safe.
+    pub(crate) async fn granted(&mut self) -> Option<Grant> {
         self.granted.recv().await
     }
 

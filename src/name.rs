@@ -124,6 +124,9 @@ impl Kind {
 /// | lock | `sweeper` | -8357211186384576236 |
 /// | rwlock | `sweeper` | 8221161949109762087 |
 ///
+/// Whoever waits for a key holds another one in shared mode on PostgreSQL: that of the kind `waiting` and the 16
+/// hexadecimal digits of the first.
+///
 /// The same in SQL (PostgreSQL, names in UTF-8):
 ///
 /// ```sql
@@ -134,12 +137,22 @@ impl Kind {
 pub struct Key(i64);
 
 impl Key {
+    /// The key that everybody who waits for this one holds in shared mode, on a store whose lock table tells who waits.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn waiting(self) -> Self {
+        Self::hash("waiting", &self.to_string())
+    }
+
     /// Maps a name to its key. Total: any text has one, also text that the verbs refuse as a name.
     #[must_use]
     pub fn of(kind: Kind, name: &str) -> Self {
+        Self::hash(kind.label(), name)
+    }
+
+    fn hash(kind: &str, name: &str) -> Self {
         let digest = Sha256::new()
             .chain_update("leasehold/v1/")
-            .chain_update(kind.label())
+            .chain_update(kind)
             .chain_update([0])
             .chain_update(name)
             .finalize();

@@ -60,6 +60,7 @@ pub struct Options {
     pub(crate) takeover_delay: Duration,
     pub(crate) drain_timeout: Option<Duration>,
     pub(crate) max_held: usize,
+    pub(crate) trust_affinity: bool,
     pub(crate) identity: String,
     /// The product broken on purpose, in the library's own tests.
     #[cfg(test)]
@@ -76,6 +77,7 @@ impl Default for Options {
             takeover_delay: Duration::ZERO,
             drain_timeout: None,
             max_held: DEFAULT_MAX_HELD,
+            trust_affinity: false,
             identity: default_identity(),
             #[cfg(test)]
             sabotage: None,
@@ -134,6 +136,17 @@ impl Options {
     #[must_use]
     pub const fn max_held(mut self, names: usize) -> Self {
         self.max_held = names;
+        self
+    }
+
+    /// Sets whether to take for granted that no pooler in transaction mode stands before a PostgreSQL server. Default
+    /// false: the first connection to it is compared with a second one, which is closed again. For where a second
+    /// connection cannot be had.
+    ///
+    /// Behind such a pooler two may lead at once.
+    #[must_use]
+    pub const fn trust_affinity(mut self, trust: bool) -> Self {
+        self.trust_affinity = trust;
         self
     }
 
@@ -268,6 +281,12 @@ impl Options {
                     value: value.to_owned(),
                 })?)
             }
+            "trust_affinity" => {
+                self.trust_affinity(value.parse().map_err(|_| OptionsError::Switch {
+                    option: option.to_owned(),
+                    value: value.to_owned(),
+                })?)
+            }
             "identity" => self.identity(value),
             _ => return Err(OptionsError::Unknown { option: option.to_owned() }),
         })
@@ -306,7 +325,8 @@ impl fmt::Display for Options {
             Some(timeout) => write!(f, "drain_timeout={},", humantime::format_duration(timeout))?,
             None => f.write_str("drain_timeout=none,")?,
         }
-        write!(f, "max_held={},identity={}", self.max_held, self.identity)
+        let Self { max_held, trust_affinity, identity, .. } = self;
+        write!(f, "max_held={max_held},trust_affinity={trust_affinity},identity={identity}")
     }
 }
 
@@ -392,7 +412,7 @@ pub enum OptionsError {
     /// There is no such option.
     #[error(
         "there is no option {option:?}: use retry_interval, heartbeat_interval, query_timeout, stop_grace, \
-         takeover_delay, drain_timeout, max_held or identity"
+         takeover_delay, drain_timeout, max_held, trust_affinity or identity"
     )]
     Unknown {
         /// What was written.
@@ -407,6 +427,14 @@ pub enum OptionsError {
     /// The value of a duration cannot be read.
     #[error("{option} needs a duration with its unit, it is {value:?}: try {option}=5s")]
     Value {
+        /// Which option.
+        option: String,
+        /// What was written.
+        value: String,
+    },
+    /// The value of a switch cannot be read.
+    #[error("{option} is either true or false, it is {value:?}: try {option}=false")]
+    Switch {
         /// Which option.
         option: String,
         /// What was written.
@@ -468,7 +496,7 @@ mod tests {
             (DEFAULT_RETRY_INTERVAL, DEFAULT_HEARTBEAT_INTERVAL, DEFAULT_QUERY_TIMEOUT, DEFAULT_STOP_GRACE),
             (s(5), s(5), s(10), s(5))
         );
-        let setters: [(&str, Setter); 8] = [
+        let setters: [(&str, Setter); 9] = [
             ("retry_interval=7s", |o| o.retry_interval(s(7))),
             ("heartbeat_interval=7s", |o| o.heartbeat_interval(s(7))),
             ("query_timeout=7s", |o| o.query_timeout(s(7))),
@@ -476,6 +504,7 @@ mod tests {
             ("takeover_delay=7s", |o| o.takeover_delay(s(7))),
             ("drain_timeout=7s", |o| o.drain_timeout(Some(s(7)))),
             ("max_held=7", |o| o.max_held(7)),
+            ("trust_affinity=true", |o| o.trust_affinity(true)),
             ("identity=seven", |o| o.identity("seven")),
         ];
         for (text, set) in setters {
@@ -549,6 +578,7 @@ mod tests {
             ("query_timeout=99999999999999999999s", "query_timeout needs a duration"),
             ("query_timeout=999999years", "ttl = max("),
             ("max_held=many", "max_held needs a whole number"),
+            ("trust_affinity=1", "trust_affinity is either true or false"),
         ] {
             let message = text.parse::<Options>().expect_err(text).to_string();
             assert!(message.contains(expected), "{text}: {message}");

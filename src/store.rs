@@ -6,6 +6,8 @@
 pub(crate) mod file;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use crate::error::{ConnectError, LossCause};
 use crate::name::{Key, Name};
 
 /// What a store does of its own, beyond arbitrating: what the guarantees rest on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Enforcement {
     /// It frees the leases of a session that has fallen silent, `ttl` after the last statement that it finished.
     pub(crate) frees_silent_holders: bool,
@@ -28,7 +30,7 @@ pub(crate) struct Enforcement {
 pub(crate) enum Mode {
     Exclusive,
     #[cfg_attr(
-        not(test),
+        not(any(test, feature = "postgres")),
         expect(dead_code, reason = "shared locks; the stores prove that the seam carries them")
     )]
     Shared,
@@ -91,7 +93,7 @@ pub(crate) enum Event {
     Message(Message),
     /// The session is over: the store holds nothing for it any more.
     #[cfg_attr(
-        not(any(test, feature = "testing")),
+        not(any(test, feature = "testing", feature = "postgres")),
         expect(dead_code, reason = "for stores with a connection")
     )]
     Closed(LossCause),
@@ -108,7 +110,7 @@ pub(crate) enum Message {
 pub(crate) trait Store: Send + 'static {
     type Session: Session;
 
-    /// What the store of a live session does of its own.
+    /// What is to be expected of the store before the first session tells.
     fn enforcement(&self) -> Enforcement;
 
     /// Opens a session and checks that it can be trusted. The driver bounds it with the query timeout; dropped in the
@@ -119,12 +121,16 @@ pub(crate) trait Store: Send + 'static {
 /// One live connection to a store.
 ///
 /// Statements are never started beside each other. A dropped statement may still be carried out: the driver then uses
-/// the session no more. An `Err` of any statement says that the session is over and holds nothing any more.
+/// the session no more. An `Err` of any statement ends it: [`LossCause::Closed`] says that the store has ended it already,
+/// and that it holds nothing any more; any other cause, that it is to be given up.
 ///
 /// Dropping a session is its *hard* end: nothing is sent, and the store frees what it held as soon as it notices.
 pub(crate) trait Session: Send + 'static {
     /// The store's proof of one grant; opaque to the driver.
     type Held: Clone + std::fmt::Debug + Send + Sync + 'static;
+
+    /// What the store does of its own for this session.
+    fn enforcement(&self) -> Enforcement;
 
     /// Carries out releases and attempts, in this order, in one round trip.
     fn exchange(

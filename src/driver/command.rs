@@ -49,6 +49,9 @@ pub(crate) enum Command {
     Publish(Message, oneshot::Sender<bool>),
 }
 
+/// What a run waits for: its next term, or why there will be none.
+pub(crate) type Grant = Result<Arc<Term>, Arc<ConnectError>>;
+
 /// Where a candidate sits.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -57,7 +60,7 @@ pub(crate) struct Place {
     pub(crate) takeover_delay: Duration,
     /// Tells its jobs to stop of itself, so that one that blocks its thread hears of it too.
     pub(crate) shutdown: Option<CancellationToken>,
-    pub(crate) grants: mpsc::UnboundedSender<Arc<Term>>,
+    pub(crate) grants: mpsc::UnboundedSender<Grant>,
     pub(crate) state: watch::Sender<State>,
 }
 
@@ -66,7 +69,12 @@ impl Place {
     pub(crate) fn lead(&self, term: &Arc<Term>, now: Instant) {
         self.state.send_replace(State::Leading { term: term.number, since: now });
         // A run that has gone says so itself, and the lease is released then.
-        self.grants.send(Arc::clone(term)).ok();
+        self.grants.send(Ok(Arc::clone(term))).ok();
+    }
+
+    /// Tells the run that the store must not be used.
+    pub(crate) fn refuse(&self, error: &Arc<ConnectError>) {
+        self.grants.send(Err(Arc::clone(error))).ok();
     }
 }
 

@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 
 use super::command::{Again, Command, Id, Parting, Place};
 use super::term::{Reason, State, Term};
-use crate::error::LossCause;
+use crate::error::{ConnectError, LossCause};
 use crate::name::{Key, Name};
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
@@ -652,7 +652,8 @@ impl<H: Clone> Machine<H> {
     }
 
     /// A new session is up: it owns nothing, and every waiting name is asked for.
-    pub(crate) fn on_session(&mut self, now: Instant) {
+    pub(crate) fn on_session(&mut self, enforcement: Enforcement, now: Instant) {
+        self.enforcement = enforcement;
         (self.sent, self.heartbeat_sent) = (now, now);
         self.exchange_is_next = false;
         self.on_poll(now);
@@ -681,6 +682,17 @@ impl<H: Clone> Machine<H> {
         for release in self.releases.drain(..) {
             release.done(Parting::Released);
         }
+    }
+
+    /// The store must not be used, and trying again cannot mend that: every run that waits learns why.
+    pub(crate) fn refuse(&mut self, error: &Arc<ConnectError>) {
+        for candidate in self.candidates.values_mut() {
+            if let Phase::Waiting(_) = candidate.phase {
+                candidate.phase = Phase::Resting;
+                candidate.place.refuse(error);
+            }
+        }
+        self.poll_at = None;
     }
 
     /// The driver is gone: nobody is granted anything any more, and the runs learn it from their closed channels. Those

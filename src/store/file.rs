@@ -44,6 +44,9 @@ pub(crate) fn directory_of_url(url: &str) -> Result<PathBuf, UrlError> {
     if path.is_empty() { Err(UrlError::FilePath) } else { Ok(path.into()) }
 }
 
+/// The kernel frees at the death of a process, never before.
+const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: false, any_answer_renews: true };
+
 /// A directory that has been found fit to hold locks.
 #[derive(Debug)]
 pub(crate) struct FileStore {
@@ -66,7 +69,7 @@ impl Store for FileStore {
     type Session = FileSession;
 
     fn enforcement(&self) -> Enforcement {
-        Enforcement { frees_silent_holders: false, any_answer_renews: true }
+        ENFORCEMENT
     }
 
     async fn connect(&mut self) -> Result<FileSession, ConnectError> {
@@ -165,6 +168,10 @@ impl FileSession {
 
 impl Session for FileSession {
     type Held = Held;
+
+    fn enforcement(&self) -> Enforcement {
+        ENFORCEMENT
+    }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
         for key in &exchange.withdrawals {

@@ -14,6 +14,20 @@ mod handover;
 mod leaving;
 mod loss;
 mod one_leader;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_facts;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_faults;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_kit;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_refusals;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_session;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_settings;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_store;
 #[cfg(unix)]
 mod processes;
 mod support;

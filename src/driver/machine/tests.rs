@@ -7,13 +7,14 @@ use super::*;
 use crate::clock;
 use crate::name::Kind;
 
-type Grants = mpsc::UnboundedReceiver<Arc<Term>>;
+type Grants = mpsc::UnboundedReceiver<Result<Arc<Term>, Arc<ConnectError>>>;
+
+const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
 
 fn machine(options: Options) -> (Machine<u32>, Instant) {
     let now = clock::now();
-    let enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
-    let mut machine = Machine::new(Arc::new(options), enforcement, StdRng::seed_from_u64(1), now);
-    machine.on_session(now);
+    let mut machine = Machine::new(Arc::new(options), ENFORCEMENT, StdRng::seed_from_u64(1), now);
+    machine.on_session(ENFORCEMENT, now);
     (machine, now)
 }
 
@@ -44,7 +45,7 @@ fn lead(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Arc<Te
     let (mut grants, state) = enlist(machine, id, name, now);
     let asked = batch(machine, now);
     answer(machine, asked, vec![Answer::Granted(7)], now);
-    (grants.try_recv().unwrap(), state)
+    (grants.try_recv().unwrap().unwrap(), state)
 }
 
 const BUSY: Answer<u32> = Answer::Busy { registered: true };
@@ -127,7 +128,7 @@ fn only_a_release_that_was_told_spares_the_takeover_delay() {
     assert_eq!(*state.borrow(), State::Blocked);
     assert!(grants.try_recv().is_err());
     machine.on_time(later + Duration::from_secs(9)).unwrap();
-    let term = grants.try_recv().unwrap();
+    let term = grants.try_recv().unwrap().unwrap();
     let (done, _) = oneshot::channel();
     machine.on_command(Command::Ended { id: 1, term: term.number, done }, later);
     machine.on_command(Command::Contend(1, Again::AtOnce), later);
@@ -173,7 +174,7 @@ fn a_job_that_overruns_its_grace_is_reported_and_its_name_is_not_asked_for() {
     let (mut machine, now) = machine(Options::default());
     let (term, state) = lead(&mut machine, 1, "job", now);
     machine.on_session_lost(&LossCause::Gone, now);
-    machine.on_session(now);
+    machine.on_session(ENFORCEMENT, now);
     let grace = now + Duration::from_secs(5);
     machine.on_time(grace).unwrap();
     assert_eq!(*state.borrow(), State::Draining);

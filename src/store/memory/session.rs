@@ -31,8 +31,7 @@ impl Store for MemoryStore {
     type Session = MemorySession;
 
     fn enforcement(&self) -> Enforcement {
-        let rule = self.world.with(|state, _| state.server.rule());
-        Enforcement { frees_silent_holders: true, any_answer_renews: rule == Rule::Session }
+        enforcement(&self.world)
     }
 
     async fn connect(&mut self) -> Result<MemorySession, ConnectError> {
@@ -55,6 +54,11 @@ impl Store for MemoryStore {
             Some(cause) => Err(unreachable(&cause.to_string())),
         }
     }
+}
+
+fn enforcement(world: &World) -> Enforcement {
+    let rule = world.with(|state, _| state.server.rule());
+    Enforcement { frees_silent_holders: true, any_answer_renews: rule == Rule::Session }
 }
 
 fn unreachable(reason: &str) -> ConnectError {
@@ -128,6 +132,10 @@ impl MemorySession {
 
 impl Session for MemorySession {
     type Held = Held;
+
+    fn enforcement(&self) -> Enforcement {
+        enforcement(&self.world)
+    }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
         let exchange = Exchange {

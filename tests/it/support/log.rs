@@ -50,6 +50,25 @@ impl Log {
             .await;
     }
 
+    /// As the next, of names that are led beside each other: the log knows each by a name of its own.
+    #[track_caller]
+    pub(crate) fn assert_one_at_a_time_of_each(&self) -> usize {
+        let mut leading = std::collections::BTreeSet::new();
+        let mut terms = 0;
+        for line in self.lines() {
+            let (who, what) = line.rsplit_once(' ').unwrap();
+            match what {
+                "start" => {
+                    assert!(leading.insert(who.to_owned()), "{line:?} while it leads");
+                    terms += 1;
+                }
+                _ => assert!(leading.remove(who), "{line:?} while it does not lead"),
+            }
+        }
+        assert!(leading.is_empty(), "still lead at the end: {leading:?}");
+        terms
+    }
+
     /// Asserts that no body started before the previous one had ended, and that all have ended. Gives how many.
     #[track_caller]
     pub(crate) fn assert_one_at_a_time(&self) -> usize {

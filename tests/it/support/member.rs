@@ -44,6 +44,11 @@ impl Member {
         Self { locker, name, who, log, stop, leases, task }
     }
 
+    /// What the log knows it as.
+    pub(crate) fn who(&self) -> &str {
+        &self.who
+    }
+
     /// Waits until it leads, and gives the lease of its first term that this has not given before.
     pub(crate) async fn leads(&mut self) -> Lease {
         let limit = std::time::Duration::from_secs(10);

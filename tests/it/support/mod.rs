@@ -2,6 +2,8 @@
 
 pub(crate) mod log;
 pub(crate) mod member;
+#[cfg(all(unix, feature = "postgres"))]
+pub(crate) mod postgres;
 #[cfg(unix)]
 pub(crate) mod replica;
 pub(crate) mod stage;

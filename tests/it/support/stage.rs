@@ -7,6 +7,8 @@ use std::thread;
 use leasehold::{Key, Kind, Locker, Memory, Name, Options};
 use tempfile::TempDir;
 
+#[cfg(all(unix, feature = "postgres"))]
+use super::postgres::{Database, Proxy};
 use super::until;
 
 /// A store under test, empty at first.
@@ -16,6 +18,15 @@ pub(crate) enum Stage {
     Memory(Memory),
     /// Locks have a time to live of their own.
     Expiring(Memory),
+    #[cfg(all(unix, feature = "postgres"))]
+    Postgres(Box<Postgres>),
+}
+
+/// A database of the test's own. Its Lockers come through a proxy.
+#[cfg(all(unix, feature = "postgres"))]
+pub(crate) struct Postgres {
+    pub(crate) proxy: Proxy,
+    pub(crate) database: Database,
 }
 
 /// Runs the body on every store; a failure names the store.
@@ -47,8 +58,24 @@ impl Drop for Named {
 }
 
 impl Stage {
-    fn all() -> [Self; 3] {
-        [Self::files(), Self::Memory(Memory::new()), Self::Expiring(Memory::expiring())]
+    /// One after the other, since a server takes a while to start.
+    fn all() -> impl Iterator<Item = Self> {
+        let all: &[fn() -> Self] = &[
+            Self::files,
+            || Self::Memory(Memory::new()),
+            || Self::Expiring(Memory::expiring()),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::postgres,
+        ];
+        all.iter().map(|stage| stage())
+    }
+
+    #[cfg(all(unix, feature = "postgres"))]
+    pub(crate) fn postgres() -> Self {
+        let database = Database::new();
+        let target = database.options();
+        let proxy = Proxy::to(target.get_host(), target.get_port());
+        Self::Postgres(Box::new(Postgres { proxy, database }))
     }
 
     pub(crate) fn files() -> Self {
@@ -60,6 +87,8 @@ impl Stage {
             Self::Files(_) => "files",
             Self::Memory(_) => "memory",
             Self::Expiring(_) => "memory with expiry",
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(_) => "PostgreSQL",
         }
     }
 
@@ -67,6 +96,11 @@ impl Stage {
         match self {
             Self::Files(dir) => Locker::file(dir.path(), options).unwrap(),
             Self::Memory(memory) | Self::Expiring(memory) => Locker::memory(memory, options).unwrap(),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => {
+                let target = postgres.database.options().host("127.0.0.1").port(postgres.proxy.port());
+                Locker::postgres(target, options).unwrap()
+            }
         }
     }
 
@@ -94,6 +128,10 @@ impl Stage {
                 Err(_) => true,
             },
             Self::Memory(memory) | Self::Expiring(memory) => memory.holders(&Name::from(name)).is_empty(),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => {
+                postgres.database.admin().holder(Key::of(Kind::Lease, name).get()).is_none()
+            }
         }
     }
 
@@ -106,6 +144,14 @@ impl Stage {
                 fs::rename(other, self.lock_file(name)).unwrap();
             }
             Self::Memory(memory) | Self::Expiring(memory) => memory.revoke(identity, &Name::from(name)),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => {
+                let key = Key::of(Kind::Lease, name).get();
+                let backend = postgres.database.admin().holder(key).expect("somebody has the lease");
+                let theirs = postgres.database.admin().backends(&format!("leasehold/{identity}"));
+                assert!(theirs.contains(&backend), "{identity} has {theirs:?}, the lease is with {backend}");
+                postgres.proxy.slip_in(backend, &format!("SELECT pg_advisory_unlock({key})")).unwrap();
+            }
         }
     }
 
@@ -117,6 +163,8 @@ impl Stage {
                 Err(_) => 0,
             },
             Self::Memory(memory) | Self::Expiring(memory) => memory.sessions(),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => postgres.database.admin().backends("leasehold/%").len(),
         }
     }
 
@@ -125,6 +173,8 @@ impl Stage {
         match self {
             Self::Files(_) => None,
             Self::Memory(memory) | Self::Expiring(memory) => Some(memory.waiters(&Name::from(name))),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => Some(postgres.database.admin().waiters(Key::of(Kind::Lease, name))),
         }
     }
 

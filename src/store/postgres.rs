@@ -1,0 +1,96 @@
+//! The PostgreSQL store: session-level advisory locks on one dedicated session, wake-ups by LISTEN and NOTIFY.
+//!
+//! | part | role |
+//! |---|---|
+//! | `url` | `postgres://…` to connection options |
+//! | `link` | the one connection: statements, notifications, its graceful and its hard end |
+//! | `checks` | what is looked at before the session is trusted, with nothing left behind |
+//! | `setup` | the session's settings, by SET and read back |
+//! | `statements` | the SQL |
+//! | `session` | the seam's `Session`: what it holds, what it waits for, how it is reconciled after an error |
+//! | `refusal` | what the server says, as our errors |
+//!
+//! A lock belongs to its session: the server frees it when the session ends, for whatever reason. Everything follows
+//! from keeping exactly one session, noticing its end at once, and making the server end it in time when its holder
+//! falls silent (`idle_session_timeout`).
+
+mod checks;
+mod link;
+mod refusal;
+mod session;
+mod setup;
+mod statements;
+mod url;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlx::ConnectOptions as _;
+use sqlx::postgres::PgConnectOptions;
+
+use self::link::Link;
+use self::session::PgSession;
+pub(crate) use self::url::options_of_url;
+use super::{Enforcement, Store};
+use crate::error::ConnectError;
+use crate::options::Options;
+
+/// What a session needs to know of its Locker.
+#[derive(Clone, Debug)]
+struct Config {
+    identity: String,
+    query_timeout: Duration,
+    trust: Duration,
+    ttl: Duration,
+    trust_affinity: bool,
+}
+
+/// A server that sessions are opened with.
+pub(crate) struct PgStore {
+    target: Arc<PgConnectOptions>,
+    config: Config,
+    /// A connection to the target was found to stay with one backend. A session that moves all the same takes it back.
+    has_affinity: Arc<AtomicBool>,
+}
+
+impl PgStore {
+    /// No I/O.
+    pub(crate) fn new(target: &PgConnectOptions, options: &Options) -> Self {
+        let bounds = options.bounds();
+        // PgBouncer refuses that start-up option, and nothing here reads a floating-point number. The driver has events
+        // of its own for what sqlx would log of each statement.
+        let target = target.clone().extra_float_digits(None).disable_statement_logging();
+        Self {
+            target: Arc::new(target),
+            config: Config {
+                identity: options.identity.clone(),
+                query_timeout: options.query_timeout,
+                trust: bounds.trust,
+                ttl: bounds.ttl,
+                trust_affinity: options.trust_affinity,
+            },
+            has_affinity: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+impl Store for PgStore {
+    type Session = PgSession;
+
+    fn enforcement(&self) -> Enforcement {
+        Enforcement { frees_silent_holders: true, any_answer_renews: true }
+    }
+
+    async fn connect(&mut self) -> Result<PgSession, ConnectError> {
+        let mut link = Link::open(&self.target, self.config.query_timeout).await?;
+        let knows_affinity = self.config.trust_affinity || self.has_affinity.load(Ordering::Relaxed);
+        let second = (!knows_affinity).then_some(&*self.target);
+        let backend = checks::look(&mut link, second, &self.config).await?;
+        self.has_affinity.store(true, Ordering::Relaxed);
+        let on_unix_socket = link::unix_socket(&self.target).is_some();
+        let enforcement = setup::apply(&mut link, &backend, on_unix_socket, &self.config).await?;
+        link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
+        Ok(PgSession::new(link, backend, enforcement, Arc::clone(&self.has_affinity)))
+    }
+}

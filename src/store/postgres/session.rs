@@ -1,0 +1,404 @@
+//! One live session: what it holds, what it waits for, and how both are told from the lock table.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::checks::{Backend, Look};
+use super::link::Link;
+use super::refusal;
+use super::statements::{self, Announced, Release, Take, Waiting, Work};
+use crate::clock;
+use crate::error::LossCause;
+use crate::name::Key;
+use crate::store::{Answer, Ask, Enforcement, Event, Exchange, Exchanged, Message, Mode, Session};
+
+/// How often a statement that the server answered with an error is tried again before the session is given up.
+const ATTEMPTS: u32 = 3;
+
+/// `out_of_memory`.
+const OUT_OF_LOCK_MEMORY: &str = "53200";
+
+/// One grant of this session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    key: Key,
+    mode: Mode,
+    /// Tells apart the grants of one key that follow each other.
+    serial: u64,
+}
+
+pub(crate) struct PgSession {
+    link: Link,
+    backend: Backend,
+    enforcement: Enforcement,
+    /// What the store believes of the target, for the connections to come.
+    has_affinity: Arc<AtomicBool>,
+    held: HashMap<Key, Held>,
+    /// The keys that this session is registered as waiting for.
+    waiting: HashSet<Key>,
+    serial: u64,
+    answered: Instant,
+}
+
+impl PgSession {
+    pub(super) fn new(
+        link: Link,
+        backend: Backend,
+        enforcement: Enforcement,
+        has_affinity: Arc<AtomicBool>,
+    ) -> Self {
+        let (held, waiting) = (HashMap::new(), HashSet::new());
+        debug!(pid = backend.pid, ?enforcement, "session with a PostgreSQL server");
+        Self { link, backend, enforcement, has_affinity, held, waiting, serial: 0, answered: clock::now() }
+    }
+
+    /// Sends a statement; `Ok(Err)` is an error that the server answered.
+    async fn fetch(&mut self, sql: String) -> Result<Result<Vec<PgRow>, (String, String)>, LossCause> {
+        let answer = match self.link.fetch(sql).await {
+            Ok(rows) => Ok(rows),
+            Err(error) => {
+                Err(refusal::answered(&error).ok_or_else(|| self.explained(refusal::of_session(&error)))?)
+            }
+        };
+        self.answered = clock::now();
+        Ok(answer)
+    }
+
+    /// Where nobody said why the connection was closed: what it may have been.
+    fn explained(&self, cause: LossCause) -> LossCause {
+        match cause {
+            LossCause::Closed { reason, sqlstate: None } => {
+                let silence = Duration::from_millis(millis(clock::now() - self.answered));
+                let reason = format!(
+                    "{reason}, {} after the last answer: an administrator or a job that ends idle sessions (57P01), a \
+                     restart, an idle limit of the server (57P05) or of something in between",
+                    humantime::format_duration(silence)
+                );
+                LossCause::Closed { reason, sqlstate: None }
+            }
+            cause => cause,
+        }
+    }
+
+    /// Asks for the lock table until the server can tell.
+    async fn look(&mut self) -> Result<Look, LossCause> {
+        let mut failure = String::new();
+        for _ in 0..ATTEMPTS {
+            match self.fetch(statements::LOOK.to_owned()).await? {
+                Ok(rows) => {
+                    let look = Look::read(&rows).map_err(|error| distrusted(&error.to_string()))?;
+                    self.compare(&look)?;
+                    return Ok(look);
+                }
+                Err((_, reason)) => {
+                    debug!(reason, "the lock table could not be read");
+                    failure = reason;
+                }
+            }
+        }
+        Err(distrusted(&format!("its locks could not be listed: {failure}")))
+    }
+
+    /// Whether it is still the session that was checked.
+    fn compare(&self, look: &Look) -> Result<(), LossCause> {
+        if look.backend != self.backend {
+            self.has_affinity.store(false, Ordering::Relaxed);
+            return Err(distrusted("it was moved to another server process: a pooler stands in between"));
+        }
+        if look.is_in_recovery {
+            return Err(distrusted("the server has become a read replica"));
+        }
+        Ok(())
+    }
+
+    fn takes(&self, asks: &[Ask]) -> Vec<(usize, Take)> {
+        let mut seen = HashSet::new();
+        // Session locks stack: what is held already, or asked for twice, is not asked for.
+        let fresh =
+            |ask: &Ask, seen: &mut HashSet<Key>| !self.held.contains_key(&ask.key) && seen.insert(ask.key);
+        asks.iter()
+            .enumerate()
+            .filter(|(_, ask)| fresh(ask, &mut seen))
+            .map(|(n, ask)| {
+                let waiting = if self.waiting.contains(&ask.key) {
+                    Waiting::Registered
+                } else if ask.register {
+                    Waiting::Register
+                } else {
+                    Waiting::No
+                };
+                (n, Take { key: ask.key, mode: ask.mode, waiting })
+            })
+            .collect()
+    }
+
+    fn grant(&mut self, take: &Take) -> Answer<Held> {
+        self.serial += 1;
+        let held = Held { key: take.key, mode: take.mode, serial: self.serial };
+        self.held.insert(take.key, held);
+        self.waiting.remove(&take.key);
+        Answer::Granted(held)
+    }
+
+    /// After an error in the middle of a message: sees in the lock table what was done, keeps what was asked for, and
+    /// does the rest. Those who wait are told once more, since the announcements were undone.
+    ///
+    /// Out of lock memory, all that the message took is given back: with a full lock table nobody could so much as log
+    /// in to the server.
+    async fn reconcile(&mut self, undone: Undone<'_>) -> Result<Vec<Answer<Held>>, LossCause> {
+        let Undone { releases, withdrawals, takes, code, reason } = undone;
+        warn!(
+            pid = self.backend.pid,
+            reason, "the server refused a statement; reconciling with its lock table"
+        );
+        let mut own = self.look().await?.keys();
+        let mut answers = Vec::with_capacity(takes.len());
+        let mut unwanted: Vec<Release> = releases.iter().map(Release::from).collect();
+        for (_, take) in takes {
+            let is_taken = own.contains(&take.key.get());
+            if is_taken && code != OUT_OF_LOCK_MEMORY {
+                answers.push(self.grant(take));
+                continue;
+            }
+            answers.push(Answer::Failed(refusal::of_ask(code, reason)));
+            if !own.contains(&take.key.waiting().get()) {
+                self.waiting.remove(&take.key);
+            }
+            if is_taken {
+                unwanted.push(Release { key: take.key, mode: take.mode, is_unlocked: false });
+            }
+        }
+        let no_longer_waited_for: Vec<Key> = withdrawals
+            .iter()
+            .copied()
+            .chain(takes.iter().map(|(_, take)| take.key))
+            .filter(|key| !self.waiting.contains(key))
+            .collect();
+        for attempt in 0..ATTEMPTS {
+            let mut work = Work::default();
+            work.releases.extend(
+                unwanted
+                    .iter()
+                    .map(|release| Release { is_unlocked: !own.contains(&release.key.get()), ..*release }),
+            );
+            work.withdrawals
+                .extend(no_longer_waited_for.iter().filter(|key| own.contains(&key.waiting().get())));
+            let is_first = attempt == 0;
+            // An announcement needs memory and a commit, which may be just what the server lacks: without, then.
+            let is_done =
+                work.withdrawals.is_empty() && work.releases.iter().all(|release| release.is_unlocked);
+            if is_done && (!is_first || work.releases.is_empty()) {
+                return Ok(answers);
+            }
+            match self.fetch(work.sql(is_first)).await? {
+                Ok(_) => return Ok(answers),
+                Err((_, reason)) => debug!(reason, "what was left over could not be released yet"),
+            }
+            own = self.look().await?.keys();
+        }
+        Err(distrusted(&format!("locks that nobody asked to keep could not be released: {reason}")))
+    }
+}
+
+/// A message that the server answered with an error.
+struct Undone<'a> {
+    releases: &'a [Held],
+    withdrawals: &'a [Key],
+    takes: &'a [(usize, Take)],
+    code: &'a str,
+    reason: &'a str,
+}
+
+impl Look {
+    fn keys(&self) -> HashSet<i64> {
+        self.locks.iter().filter(|lock| lock.is_of_64_bits()).map(|lock| lock.key).collect()
+    }
+}
+
+impl From<&Held> for Release {
+    fn from(held: &Held) -> Self {
+        Self { key: held.key, mode: held.mode, is_unlocked: false }
+    }
+}
+
+impl Session for PgSession {
+    type Held = Held;
+
+    fn enforcement(&self) -> Enforcement {
+        self.enforcement
+    }
+
+    async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
+        let mut ours: Vec<bool> =
+            exchange.releases.iter().map(|held| self.held.get(&held.key) == Some(held)).collect();
+        let releases: Vec<Held> =
+            exchange.releases.iter().zip(&ours).filter(|(_, ours)| **ours).map(|(held, _)| *held).collect();
+        for held in &releases {
+            self.held.remove(&held.key);
+        }
+        let withdrawals: Vec<Key> =
+            exchange.withdrawals.iter().copied().filter(|key| self.waiting.remove(key)).collect();
+        let takes = self.takes(&exchange.asks);
+        let work = Work {
+            releases: releases.iter().map(Release::from).collect(),
+            withdrawals: withdrawals.clone(),
+            asks: takes.iter().map(|(_, take)| *take).collect(),
+        };
+        // What is held already is somebody's on this very session, who will release it.
+        let busy = |_: &Ask| Answer::Busy { registered: true };
+        let mut answers: Vec<Answer<Held>> = exchange.asks.iter().map(busy).collect();
+        if work.is_empty() {
+            // An answer is worth trust: it has to be the server's.
+            self.look().await?;
+            return Ok(Exchanged { released: ours, answers });
+        }
+        match self.fetch(work.sql(true)).await? {
+            Ok(rows) => {
+                let outcomes = Outcomes::read(&rows, &work).map_err(|reason| distrusted(&reason))?;
+                for (ours, outcome) in ours.iter_mut().filter(|ours| **ours).zip(outcomes.releases) {
+                    *ours = outcome != "gone";
+                }
+                for ((n, take), outcome) in takes.iter().zip(outcomes.asks) {
+                    answers[*n] = match outcome.as_str() {
+                        "waiting" => {
+                            self.waiting.insert(take.key);
+                            Answer::Busy { registered: true }
+                        }
+                        "busy" => Answer::Busy { registered: false },
+                        _ => self.grant(take),
+                    };
+                }
+            }
+            Err((code, reason)) => {
+                let undone = Undone {
+                    releases: &releases,
+                    withdrawals: &withdrawals,
+                    takes: &takes,
+                    code: &code,
+                    reason: &reason,
+                };
+                let reconciled = self.reconcile(undone).await?;
+                for ((n, _), answer) in takes.iter().zip(reconciled) {
+                    answers[*n] = answer;
+                }
+            }
+        }
+        Ok(Exchanged { released: ours, answers })
+    }
+
+    async fn heartbeat(&mut self, held: &[Held]) -> Result<Vec<bool>, LossCause> {
+        let look = self.look().await?;
+        let mut missing: HashSet<Key> = self.held.keys().copied().collect();
+        let mut unregistered = self.waiting.clone();
+        let held_by_number: HashMap<i64, Held> =
+            self.held.iter().map(|(key, held)| (key.get(), *held)).collect();
+        let waited_for: HashMap<i64, Key> =
+            self.waiting.iter().map(|key| (key.waiting().get(), *key)).collect();
+        for lock in &look.locks {
+            let held = held_by_number.get(&lock.key).filter(|held| lock.is_for(lock.key, held.mode));
+            let waiting = waited_for.get(&lock.key).filter(|_| lock.is_for(lock.key, Mode::Shared));
+            match (held, waiting) {
+                (Some(held), _) => drop(missing.remove(&held.key)),
+                (None, Some(key)) => drop(unregistered.remove(key)),
+                // Somebody else runs statements on it, or an earlier one is carried out twice.
+                (None, None) => return Err(distrusted("it has an advisory lock that it did not take")),
+            }
+        }
+        for key in missing {
+            self.held.remove(&key);
+        }
+        for key in unregistered {
+            self.waiting.remove(&key);
+        }
+        Ok(held.iter().map(|held| self.held.get(&held.key) == Some(held)).collect())
+    }
+
+    async fn publish(&mut self, message: Message) -> Result<(), LossCause> {
+        for _ in 0..ATTEMPTS {
+            match self.fetch(statements::publish(message)).await? {
+                Ok(_) => return Ok(()),
+                Err((_, reason)) => warn!(?message, reason, "the message could not be sent"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn event(&mut self) -> Event {
+        loop {
+            let notification = match self.link.next().await {
+                Ok(notification) => notification,
+                Err(cause) => return Event::Closed(self.explained(cause)),
+            };
+            match statements::read_payload(notification.payload()) {
+                Some(Announced::Freed(key)) if self.waiting.contains(&key) => return Event::Freed(key),
+                Some(Announced::Message(message)) => return Event::Message(message),
+                Some(Announced::Freed(_)) | None => {}
+            }
+        }
+    }
+
+    async fn end(mut self) {
+        let work = Work {
+            releases: self.held.values().map(Release::from).collect(),
+            withdrawals: self.waiting.iter().copied().collect(),
+            asks: Vec::new(),
+        };
+        if !work.is_empty()
+            && let Err(cause) = self.fetch(work.sql(true)).await
+        {
+            debug!(%cause, "the session did not end in order");
+        }
+        self.link.close().await;
+    }
+}
+
+/// The rows that a [`Work`] gives, in its order.
+struct Outcomes {
+    releases: Vec<String>,
+    asks: Vec<String>,
+}
+
+impl Outcomes {
+    fn read(rows: &[PgRow], work: &Work) -> Result<Self, String> {
+        let mut outcomes = Self { releases: Vec::new(), asks: Vec::new() };
+        let mut withdrawals = 0;
+        for row in rows {
+            let cell = |column: usize| row.try_get::<String, _>(column).map_err(|error| error.to_string());
+            let part = cell(0)?;
+            let (n, count) = match part.as_str() {
+                "r" => (outcomes.releases.len(), &mut outcomes.releases),
+                "a" => (outcomes.asks.len(), &mut outcomes.asks),
+                _ => {
+                    withdrawals += 1;
+                    continue;
+                }
+            };
+            let number: i32 = row.try_get(1).map_err(|error| error.to_string())?;
+            if usize::try_from(number) != Ok(n) {
+                return Err("the rows of an answer came out of order".to_owned());
+            }
+            count.push(cell(2)?);
+        }
+        let found = (outcomes.releases.len(), withdrawals, outcomes.asks.len());
+        if found == (work.releases.len(), work.withdrawals.len(), work.asks.len()) {
+            Ok(outcomes)
+        } else {
+            Err("an answer has not the rows that were asked for".to_owned())
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+fn distrusted(reason: &str) -> LossCause {
+    LossCause::Distrusted { reason: reason.to_owned() }
+}

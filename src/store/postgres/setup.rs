@@ -1,0 +1,128 @@
+//! The settings of a session, made by SET, since poolers refuse start-up options, and read back, since a setting may be
+//! missing, forbidden or without effect. What is not in force is a warning, and lowers what the session promises.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use sqlx::Row as _;
+use tracing::warn;
+
+use super::{Config, checks::Backend, link::Link, refusal};
+use crate::error::ConnectError;
+use crate::store::Enforcement;
+
+/// Longest wait for a lock inside of the server. Only the commit of a notification ever waits: it queues behind a lock
+/// of the whole cluster. Giving up leaves the release done, and the standbys to their polls.
+const MAX_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How many keepalive probes may go unanswered.
+const PROBES: u32 = 5;
+
+/// Longest interval of keepalives that Linux takes, in seconds.
+const MAX_KEEPALIVE: u64 = 32_767;
+
+struct Setting {
+    name: &'static str,
+    /// As SET takes it and as `pg_settings` shows it, in the setting's own unit.
+    value: String,
+    /// What is lost without it.
+    matter: Matter,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Matter {
+    /// The server would not free the lease of a silent holder in time.
+    FreesSilentHolders,
+    /// It backs up what another one does, or keeps a default of the role from doing harm.
+    Precaution,
+}
+
+/// Makes the settings and reads them back.
+pub(super) async fn apply(
+    link: &mut Link,
+    backend: &Backend,
+    on_unix_socket: bool,
+    config: &Config,
+) -> Result<Enforcement, ConnectError> {
+    let settings = settings(config, on_unix_socket);
+    let all: String = settings.iter().map(Setting::sql).collect();
+    if let Err(error) = link.fetch(all).await {
+        // One that the server lacks undoes them all: one by one, then. Those that fail show when they are read back.
+        let Some((_, reason)) = refusal::answered(&error) else { return Err(refusal::of_statement(error)) };
+        tracing::debug!(identity = config.identity, reason, "a setting was refused");
+        for setting in &settings {
+            match link.fetch(setting.sql()).await {
+                Ok(_) => {}
+                Err(error) if refusal::answered(&error).is_some() => {}
+                Err(error) => return Err(refusal::of_statement(error)),
+            }
+        }
+    }
+    let in_force = read_back(link, &settings).await.map_err(refusal::of_statement)?;
+    let mut enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
+    for Setting { name, value, matter } in &settings {
+        let found = in_force.get(*name).map(String::as_str);
+        if found == Some(value) {
+            continue;
+        }
+        if *matter == Matter::FreesSilentHolders {
+            enforcement.frees_silent_holders = false;
+        }
+        warn!(
+            identity = config.identity,
+            pid = backend.pid,
+            setting = name,
+            wanted = value,
+            found = found.unwrap_or("no such setting"),
+            frees_silent_holders = enforcement.frees_silent_holders,
+            "a setting of the session is not in force"
+        );
+    }
+    Ok(enforcement)
+}
+
+async fn read_back(link: &mut Link, settings: &[Setting]) -> Result<HashMap<String, String>, sqlx::Error> {
+    let names: Vec<_> = settings.iter().map(|setting| format!("'{}'", setting.name)).collect();
+    let sql = format!("SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ({})", names.join(","));
+    link.fetch(sql).await?.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+fn settings(config: &Config, on_unix_socket: bool) -> Vec<Setting> {
+    use Matter::{FreesSilentHolders, Precaution};
+
+    let Config { identity, query_timeout, trust, ttl, .. } = config;
+    let ms = |duration: Duration| duration.as_millis().clamp(1, i32::MAX as u128).to_string();
+    let lock_timeout = MAX_LOCK_TIMEOUT.min(*query_timeout / 4);
+    let mut settings = vec![
+        // First, so that nothing of a role's search path stands before the catalogue any more.
+        ("search_path", "pg_catalog".to_owned(), Precaution),
+        ("application_name", format!("leasehold/{identity}"), Precaution),
+        // The two clocks of the server: between statements, and within one.
+        ("idle_session_timeout", ms(*ttl), FreesSilentHolders),
+        ("statement_timeout", ms(*query_timeout), FreesSilentHolders),
+        ("lock_timeout", ms(lock_timeout), Precaution),
+        ("idle_in_transaction_session_timeout", "0".to_owned(), Precaution),
+        ("default_transaction_read_only", "off".to_owned(), Precaution),
+        ("default_transaction_isolation", "read committed".to_owned(), Precaution),
+        ("default_transaction_deferrable", "off".to_owned(), Precaution),
+        ("client_connection_check_interval", ms(lock_timeout), Precaution),
+    ];
+    if !on_unix_socket {
+        // These back the idle limit up, should the server wait for us to read. They must not fire before it.
+        let limit = *ttl + *trust;
+        let idle = (limit / 2).as_secs() + 1;
+        let interval = idle.div_ceil(u64::from(PROBES));
+        settings.push(("tcp_user_timeout", ms(limit), Precaution));
+        settings.push(("tcp_keepalives_idle", idle.min(MAX_KEEPALIVE).to_string(), Precaution));
+        settings.push(("tcp_keepalives_interval", interval.min(MAX_KEEPALIVE).to_string(), Precaution));
+        settings.push(("tcp_keepalives_count", PROBES.to_string(), Precaution));
+    }
+    settings.into_iter().map(|(name, value, matter)| Setting { name, value, matter }).collect()
+}
+
+impl Setting {
+    fn sql(&self) -> String {
+        // E: the same whatever standard_conforming_strings is. An identity is ASCII, but may have either.
+        format!("SET {} = E'{}';", self.name, self.value.replace('\\', "\\\\").replace('\'', "''"))
+    }
+}

@@ -1,0 +1,218 @@
+//! The SQL of a session. Each text is one message of the simple query protocol; its arguments are integers and ASCII of
+//! our own making, and its functions are named with their schema.
+//!
+//! Order is certain where it matters: the statements of one message follow each other, and inside of one row it is
+//! CASE that orders. A message of several statements is one implicit transaction; session-level locks do not take part
+//! in it, so what was locked and unlocked before an error stays so, and a notification leaves with the commit.
+
+use std::fmt::Write as _;
+
+use crate::name::Key;
+use crate::store::{Message, Mode};
+
+/// Where releases and messages are announced.
+pub(super) const CHANNEL: &str = "leasehold";
+
+const STEP_DOWN: &str = "step-down ";
+
+/// What one message is to do, in this order.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) releases: Vec<Release>,
+    /// Keys that are no longer waited for.
+    pub(super) withdrawals: Vec<Key>,
+    pub(super) asks: Vec<Take>,
+}
+
+#[derive(Debug)]
+pub(super) struct Release {
+    pub(super) key: Key,
+    pub(super) mode: Mode,
+    /// It was unlocked before an error undid the announcement.
+    pub(super) is_unlocked: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Take {
+    pub(super) key: Key,
+    pub(super) mode: Mode,
+    pub(super) waiting: Waiting,
+}
+
+/// Whether this session holds the key of those who wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waiting {
+    No,
+    /// It takes it with this ask, before the ask.
+    Register,
+    Registered,
+}
+
+impl Work {
+    pub(super) fn is_empty(&self) -> bool {
+        self.releases.is_empty() && self.withdrawals.is_empty() && self.asks.is_empty()
+    }
+
+    /// Gives the text. Its rows have three columns: a letter for the part, the number of the item in it, the outcome.
+    ///
+    /// `announce`: tell those who wait for what is released.
+    pub(super) fn sql(&self, announce: bool) -> String {
+        let mut sql = String::new();
+        if !self.releases.is_empty() {
+            sql += &self.release(announce);
+        }
+        if !self.withdrawals.is_empty() {
+            let values = values(&self.withdrawals, |key| literal(key.waiting()));
+            sql += "SELECT 'w', v.n, pg_catalog.pg_advisory_unlock_shared(v.w)::text FROM (VALUES ";
+            sql += &values;
+            sql += ") v(n, w);";
+        }
+        if !self.asks.is_empty() {
+            sql += &self.ask();
+        }
+        sql
+    }
+
+    /// Unlocks, and then announces only where somebody waits: a notification that nobody waits for still takes a
+    /// transaction id, wakes every listening session and serialises commits. Who waits holds the waiting key shared, so
+    /// a try to have it alone, until the commit, is refused. The key is free before, and the notification leaves after.
+    fn release(&self, announce: bool) -> String {
+        let values = values(&self.releases, |release| {
+            let mode = match (release.is_unlocked, release.mode) {
+                (true, _) => 0,
+                (false, Mode::Exclusive) => 1,
+                (false, Mode::Shared) => 2,
+            };
+            format!("{mode},{},{},'{}'", literal(release.key), literal(release.key.waiting()), release.key)
+        });
+        let announcement = if announce {
+            "WHEN pg_catalog.pg_try_advisory_xact_lock(v.w) THEN 'free' \
+             WHEN pg_catalog.pg_notify('leasehold', v.h)::text IS NULL THEN 'free' "
+        } else {
+            ""
+        };
+        format!(
+            "SELECT 'r', v.n, CASE WHEN NOT CASE v.m WHEN 0 THEN true \
+             WHEN 1 THEN pg_catalog.pg_advisory_unlock(v.k) ELSE pg_catalog.pg_advisory_unlock_shared(v.k) END \
+             THEN 'gone' {announcement}ELSE 'free' END FROM (VALUES {values}) v(n, m, k, w, h);"
+        )
+    }
+
+    /// The waiting key first, then the key, both by try: whoever releases in between finds us waiting, and nobody waits
+    /// in the server. The waiting key is refused only while somebody announces a release of this very key; then the ask
+    /// goes on without, and the driver asks once more. Whoever is granted the key waits no more.
+    fn ask(&self) -> String {
+        let values = values(&self.asks, |take| {
+            let shared = take.mode == Mode::Shared;
+            let waiting = match take.waiting {
+                Waiting::No => 0,
+                Waiting::Register => 1,
+                Waiting::Registered => 2,
+            };
+            format!("{shared},{waiting},{},{}", literal(take.key), literal(take.key.waiting()))
+        });
+        let take = "CASE WHEN v.s THEN pg_catalog.pg_try_advisory_lock_shared(v.k) \
+                    ELSE pg_catalog.pg_try_advisory_lock(v.k) END";
+        let granted_and_waiting =
+            "CASE WHEN pg_catalog.pg_advisory_unlock_shared(v.w) THEN 'granted' ELSE 'granted anyway' END";
+        format!(
+            "SELECT 'a', v.n, CASE WHEN CASE v.x WHEN 0 THEN false WHEN 1 THEN \
+             pg_catalog.pg_try_advisory_lock_shared(v.w) ELSE true END \
+             THEN CASE WHEN {take} THEN {granted_and_waiting} ELSE 'waiting' END \
+             ELSE CASE WHEN {take} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, s, x, k, w);"
+        )
+    }
+}
+
+fn values<T>(items: &[T], columns: impl Fn(&T) -> String) -> String {
+    let mut text = String::new();
+    for (n, item) in items.iter().enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        write!(text, "{comma}({n},{})", columns(item)).ok();
+    }
+    text
+}
+
+/// In quotes: the smallest number is no literal of SQL without them.
+fn literal(key: Key) -> String {
+    format!("'{}'::int8", key.get())
+}
+
+/// Who answers, and every advisory lock of this session: a row for each, or one row of nulls.
+pub(super) const LOOK: &str = "\
+    SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text, \
+    pg_catalog.pg_is_in_recovery(), l.k, l.subid, l.mode FROM (SELECT 1) one LEFT JOIN \
+    (SELECT (classid::int8 << 32) | objid::int8 AS k, objsubid::int4 AS subid, mode FROM pg_catalog.pg_locks \
+    WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid()) l ON true";
+
+/// Who answers.
+pub(super) const WHO: &str =
+    "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text";
+
+/// Takes a lock for the time of this statement, and counts it in the lock table under our own process id. Nothing is
+/// left: a lock of the transaction goes with it.
+pub(super) fn probe(key: Key) -> String {
+    format!(
+        "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock({}) THEN (SELECT pg_catalog.count(*) FROM \
+         pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND objsubid = 1 AND \
+         pid = pg_catalog.pg_backend_pid() AND ((classid::int8 << 32) | objid::int8) = {}) ELSE -1 END",
+        literal(key),
+        literal(key)
+    )
+}
+
+pub(super) fn publish(message: Message) -> String {
+    let Message::StepDown(key) = message;
+    format!("SELECT pg_catalog.pg_notify('{CHANNEL}', '{STEP_DOWN}{key}')")
+}
+
+/// What a notification says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Announced {
+    Freed(Key),
+    Message(Message),
+}
+
+/// Reads a payload. Anybody may send to the channel: what is not ours is none.
+pub(super) fn read_payload(payload: &str) -> Option<Announced> {
+    let key = |text: &str| {
+        let is_hex = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        is_hex.then(|| text.parse().ok()).flatten()
+    };
+    match payload.strip_prefix(STEP_DOWN) {
+        Some(text) => Some(Announced::Message(Message::StepDown(key(text)?))),
+        None => Some(Announced::Freed(key(payload)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Kind;
+
+    #[test]
+    fn payloads_are_read_back_and_foreign_ones_are_none() {
+        let key = Key::of(Kind::Lease, "");
+        assert!(key.get() < 0);
+        let sent = publish(Message::StepDown(key));
+        let payload = sent.split('\'').nth(3).unwrap();
+        assert_eq!(read_payload(payload), Some(Announced::Message(Message::StepDown(key))));
+        assert_eq!(read_payload(&key.to_string()), Some(Announced::Freed(key)));
+        for foreign in ["", "+000000000000001", "step-down", "step-down x", "hello", "0000000000000001 "] {
+            assert_eq!(read_payload(foreign), None, "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_message_stand_in_their_order() {
+        let key = Key::of(Kind::Lease, "sweeper");
+        let release = Release { key, mode: Mode::Exclusive, is_unlocked: false };
+        let ask = Take { key, mode: Mode::Exclusive, waiting: Waiting::Register };
+        let work = Work { releases: vec![release], withdrawals: vec![key], asks: vec![ask] };
+        let sql = work.sql(true);
+        let at = |text: &str| sql.find(text).expect(text);
+        assert!(at("SELECT 'r'") < at("SELECT 'w'") && at("SELECT 'w'") < at("SELECT 'a'"), "{sql}");
+        assert!(at("unlock(v.k)") < at("xact_lock(v.w)") && at("xact_lock(v.w)") < at("pg_notify"), "{sql}");
+        assert!(!work.sql(false).contains("pg_notify"));
+    }
+}

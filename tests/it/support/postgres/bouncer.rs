@@ -1,0 +1,82 @@
+//! `PgBouncer` before a server.
+
+use std::fs;
+use std::process::Command;
+
+use rustix::process::Signal;
+use sqlx::postgres::PgConnectOptions;
+use tempfile::TempDir;
+
+use super::kept::{Kept, ServerLog};
+use super::{Cluster, free_port, programs};
+
+/// For how long a client keeps a server connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Session,
+    Transaction,
+}
+
+/// A pooler of the test's own; its connections are the superuser's.
+pub(crate) struct PgBouncer {
+    // In the order of their end.
+    server: Kept,
+    #[expect(dead_code, reason = "removed at the end")]
+    dir: TempDir,
+    port: u16,
+    log: ServerLog,
+}
+
+impl PgBouncer {
+    /// A pooler with this many server connections, which it uses in turn.
+    pub(crate) fn new(cluster: &Cluster, mode: Mode, server_connections: u32) -> Self {
+        let (dir, log) = (programs::folder(), ServerLog::default());
+        let pool_mode = match mode {
+            Mode::Session => "session",
+            Mode::Transaction => "transaction",
+        };
+        for _ in 0..5 {
+            let port = free_port();
+            let ini = dir.path().join("pgbouncer.ini");
+            let text = format!(
+                "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+                 listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {pool_mode}\n\
+                 default_pool_size = {server_connections}\nmin_pool_size = {server_connections}\n\
+                 server_round_robin = 1\n",
+                cluster.dir().display(),
+                cluster.port(),
+            );
+            fs::write(&ini, text).unwrap();
+            let mut command = Command::new(programs::pgbouncer());
+            command.arg(&ini);
+            let server = Kept::start(&command, Signal::KILL, dir.path(), &log);
+            if server.is_up("process up", "FATAL") {
+                return Self { server, dir, port, log };
+            }
+            server.leave();
+        }
+        log.print("PgBouncer");
+        panic!("PgBouncer does not start");
+    }
+
+    /// For plain SQL: without the start-up option that poolers refuse.
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        self.url().parse::<PgConnectOptions>().unwrap().extra_float_digits(None)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub(crate) const fn pid(&self) -> i32 {
+        self.server.pid
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.log.print("PgBouncer");
+        }
+    }
+}
