@@ -87,12 +87,15 @@ impl Candidate {
     /// The job is called with the [`Lease`] when the lease is granted, and polled inside of this future: it is not
     /// spawned, and needs neither `'static` nor `Send`. It ends in one of these ways:
     ///
-    /// * It returns a value while the lease is held: the lease is released, and `run` returns `Ok(Some(value))`.
+    /// * It returns a value of its own accord, while the lease is held: the lease is released, and `run` returns
+    ///   `Ok(Some(value))`.
     /// * It returns an error while the lease is held: the lease is released, and `run` returns
     ///   [`RunError::Job`]. That also holds for a job that was told to stop.
     /// * It panics: the lease is released, and the panic goes on.
     /// * Shutdown ([`until`](Self::until), [`Locker::close`](crate::Locker::close)): the job is told to stop; when it
-    ///   has returned, the lease is released, and `run` returns `Ok(None)`.
+    ///   has returned, the lease is released, and `run` returns `Ok(None)`, whatever value it returned. A job that
+    ///   never looks at [`Lease::cancelled`] holds this up, unless there is a
+    ///   [`drain_timeout`](crate::Options::drain_timeout).
     /// * It is to hand over (step down, no longer eligible): the same, but then the candidate stands by again.
     /// * The lease is lost: the job is told to stop, and dropped at the end of the stop grace. Whatever it returned
     ///   does not count. Then the candidate stands by again, and the job is called anew when it leads again.
@@ -175,10 +178,15 @@ impl Candidate {
                     None | Some(Reason::Ended) => return Ok(Some(value)),
                     Some(_) => again = Again::AfterInterval,
                 },
-                (Parting::Released, None) => again = Again::AfterInterval,
-                (Parting::Lost, Some(Ok(_))) => warn!("the job returned a value after its lease was lost"),
+                (Parting::Released, None) => {
+                    warn!("the job was dropped: it did not stop within the drain timeout");
+                    again = Again::AfterInterval;
+                }
+                (Parting::Lost, Some(Ok(_))) => debug!("the job returned a value after its lease was lost"),
                 (Parting::Lost, Some(Err(_))) => warn!("the job returned an error after its lease was lost"),
-                (Parting::Lost, None) => debug!("the job was dropped after its lease was lost"),
+                (Parting::Lost, None) => {
+                    warn!("the job was dropped: its lease was lost, and its grace was over");
+                }
             }
         }
     }
@@ -189,9 +197,8 @@ impl Candidate {
                 seat.contend(again);
                 tokio::select! {
                     biased;
-                    reason = self.stops.next() => match reason {
-                        Reason::Ineligible => seat.rest(),
-                        _ => return Standby::Stopped,
+                    reason = self.stops.next() => if reason != Reason::Ineligible {
+                        return Standby::Stopped;
                     },
                     granted = seat.granted() => return match granted {
                         Some(Ok(term)) => Standby::Granted(term),
@@ -200,6 +207,7 @@ impl Candidate {
                     },
                 }
             } else {
+                seat.rest();
                 tokio::select! {
                     biased;
                     _ = self.stops.stopped() => return Standby::Stopped,

@@ -216,7 +216,9 @@ pub enum RunError<E> {
 impl<E: fmt::Display> fmt::Display for RunError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Job(error) => write!(f, "the job failed: {error}"),
+            // Alternate: with its causes, for the kinds of error that can tell them. They cannot be handed on as
+            // `source`, since not every error of a job is a `std::error::Error`.
+            Self::Job(error) => write!(f, "the job failed: {error:#}"),
             Self::AlreadyRunning { name } => {
                 write!(
                     f,

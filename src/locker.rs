@@ -17,7 +17,7 @@ use tracing::instrument::WithSubscriber as _;
 use crate::candidate::{self, Candidate};
 use crate::driver::Driver;
 use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Request};
-use crate::driver::term::{State, Term};
+use crate::driver::term::{Shown, State, Term};
 use crate::error::{Error, RunError, UrlError};
 use crate::lease::Lease;
 use crate::name::{Key, Kind, Name};
@@ -52,9 +52,7 @@ pub(crate) struct Inner {
 }
 
 struct Entry {
-    state: watch::Sender<State>,
-    /// A candidate of that name has its seat.
-    taken: bool,
+    shown: watch::Sender<Shown>,
 }
 
 impl Locker {
@@ -275,7 +273,7 @@ impl Locker {
     /// Tells what the candidate of that name on this Locker is doing now.
     #[must_use]
     pub fn state(&self, name: impl Into<Name>) -> State {
-        self.inner.names().get(&name.into()).map_or(State::Ended, |entry| *entry.state.borrow())
+        self.inner.names().get(&name.into()).map_or(State::Ended, |entry| entry.shown.borrow().state)
     }
 
     /// Watches what the candidate of that name on this Locker is doing, also one that is yet to come.
@@ -283,8 +281,8 @@ impl Locker {
     pub fn subscribe(&self, name: impl Into<Name>) -> StateWatch {
         let mut names = self.inner.names();
         // Those that somebody once watched, and nobody does any more.
-        names.retain(|_, entry| entry.taken || entry.state.receiver_count() > 0);
-        StateWatch::new(names.entry(name.into()).or_insert_with(Entry::free).state.subscribe())
+        names.retain(|_, entry| entry.is_taken() || entry.shown.receiver_count() > 0);
+        StateWatch::new(names.entry(name.into()).or_insert_with(Entry::free).shown.subscribe())
     }
 
     /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent.
@@ -326,7 +324,12 @@ fn is_scheme(text: &str) -> bool {
 
 impl Entry {
     fn free() -> Self {
-        Self { state: watch::Sender::new(State::Ended), taken: false }
+        Self { shown: watch::Sender::new(Shown::NOBODY) }
+    }
+
+    /// A candidate of that name has its seat.
+    fn is_taken(&self) -> bool {
+        self.shown.borrow().candidate.is_some()
     }
 }
 
@@ -352,28 +355,29 @@ impl Inner {
         shutdown: Option<CancellationToken>,
     ) -> Result<Seat, RunError<E>> {
         let mut names = self.names();
-        let taken = names.values().filter(|entry| entry.taken).count();
+        let taken = names.values().filter(|entry| entry.is_taken()).count();
         let entry = names.entry(name.clone()).or_insert_with(Entry::free);
-        if entry.taken {
+        if entry.is_taken() {
             return Err(RunError::AlreadyRunning { name: name.clone() });
         }
         if taken >= self.options.max_held {
             return Err(RunError::TooManyNames { max_held: self.options.max_held });
         }
-        entry.taken = true;
-        let state = entry.state.clone();
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        entry.shown.send_replace(Shown { candidate: Some(id), state: State::Standby });
+        let shown = entry.shown.clone();
         let (grants, granted) = mpsc::unbounded_channel();
         let place = Place {
+            id,
             name: name.clone(),
             key: Key::of(Kind::Lease, name.as_str()),
             takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
             shutdown,
             grants,
-            state,
+            shown,
         };
         // Under the lock of the names, so that the driver hears of the candidates of one name in their order.
-        self.send(Request::Command(Command::Enlist(id, place))).ok();
+        self.send(Request::Command(Command::Enlist(place))).ok();
         drop(names);
         Ok(Seat { inner: Arc::clone(self), name: name.clone(), id, granted })
     }
@@ -433,10 +437,9 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut names = self.inner.names();
         self.tell(Command::Withdraw(self.id));
-        if let btree_map::Entry::Occupied(mut entry) = names.entry(self.name.clone()) {
-            entry.get_mut().taken = false;
-            entry.get().state.send_replace(State::Ended);
-            if entry.get().state.receiver_count() == 0 {
+        if let btree_map::Entry::Occupied(entry) = names.entry(self.name.clone()) {
+            entry.get().shown.send_replace(Shown::NOBODY);
+            if entry.get().shown.receiver_count() == 0 {
                 entry.remove();
             }
         }

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::term::{Reason, State, Term};
+use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
 use crate::name::{Key, Name};
 use crate::store::Message;
@@ -32,7 +32,7 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) enum Command {
     /// A candidate takes its seat. It does not ask yet.
-    Enlist(Id, Place),
+    Enlist(Place),
     /// It asks from now on, until it is granted the lease.
     Contend(Id, Again),
     /// It stops asking for now, and runs no job.
@@ -55,19 +55,31 @@ pub(crate) type Grant = Result<Arc<Term>, Arc<ConnectError>>;
 /// Where a candidate sits.
 #[derive(Debug)]
 pub(crate) struct Place {
+    pub(crate) id: Id,
     pub(crate) name: Name,
     pub(crate) key: Key,
     pub(crate) takeover_delay: Duration,
     /// Tells its jobs to stop of itself, so that one that blocks its thread hears of it too.
     pub(crate) shutdown: Option<CancellationToken>,
     pub(crate) grants: mpsc::UnboundedSender<Grant>,
-    pub(crate) state: watch::Sender<State>,
+    pub(crate) shown: watch::Sender<Shown>,
 }
 
 impl Place {
+    /// Shows what the candidate is doing, unless it has left its seat meanwhile. Tells whether that is news.
+    pub(crate) fn show(&self, state: State) -> bool {
+        self.shown.send_if_modified(|shown| {
+            let is_news = shown.candidate == Some(self.id) && shown.state != state;
+            if is_news {
+                shown.state = state;
+            }
+            is_news
+        })
+    }
+
     /// Tells the run that its job may start.
     pub(crate) fn lead(&self, term: &Arc<Term>, now: Instant) {
-        self.state.send_replace(State::Leading { term: term.number, since: now });
+        self.show(State::Leading { term: term.number, since: now });
         // A run that has gone says so itself, and the lease is released then.
         self.grants.send(Ok(Arc::clone(term))).ok();
     }

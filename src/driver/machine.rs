@@ -66,8 +66,8 @@ enum Phase<H> {
     Waiting(Waiting),
     /// It holds the lease. The job has started, or starts at `start_at`.
     Held { held: H, term: Arc<Term>, start_at: Option<Instant> },
-    /// The lease is gone; the job has not ended yet.
-    Lost { term: Arc<Term>, overrun: bool },
+    /// The lease is gone; the job has not ended yet. One that has not by `overrun_at` is stuck.
+    Lost { term: Arc<Term>, overrun_at: Instant, overrun: bool },
 }
 
 struct Waiting {
@@ -166,9 +166,8 @@ impl<H: Clone> Machine<H> {
 
     pub(crate) fn on_command(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Enlist(id, place) => {
-                place.state.send_replace(State::Standby);
-                self.candidates.insert(id, Candidate { place, phase: Phase::Resting });
+            Command::Enlist(place) => {
+                self.candidates.insert(place.id, Candidate { place, phase: Phase::Resting });
             }
             Command::Contend(id, again) => self.contend(id, again, now),
             Command::Rest(id) => self.vacate(id, now, false),
@@ -206,7 +205,7 @@ impl<H: Clone> Machine<H> {
             Again::AtOnce => None,
             Again::AfterInterval => Some(now + wait),
         };
-        candidate.place.state.send_replace(State::Standby);
+        candidate.place.show(State::Standby);
         candidate.phase = Phase::Waiting(Waiting::from(not_before.unwrap_or(now)));
     }
 
@@ -222,8 +221,9 @@ impl<H: Clone> Machine<H> {
             Phase::Resting | Phase::Waiting(_) | Phase::Lost { .. } => {}
         }
         if for_good {
-            candidate.place.state.send_replace(State::Ended);
             self.candidates.remove(&id);
+        } else {
+            candidate.place.show(State::Standby);
         }
     }
 
@@ -245,17 +245,19 @@ impl<H: Clone> Machine<H> {
         if stale && !self.options.is_broken(Sabotage::StaleEvents) {
             return debug!(name = %present.name, term, present = present.number, "request about an earlier term");
         }
-        info!(name = %present.name, term = present.number, identity = %self.options.identity, %reason, "told to stop");
+        let identity = &self.options.identity;
         present.stop(reason, now);
         if start_at.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
             present.finish(now);
             self.releases.push(Release::new(held.clone(), &candidate.place, &present, None));
-            candidate.place.state.send_replace(State::Standby);
+            candidate.place.show(State::Standby);
             candidate.phase = Phase::Waiting(Waiting::from(now + wait));
             return;
         }
-        candidate.place.state.send_replace(State::Draining);
+        if candidate.place.show(State::Draining) {
+            info!(name = %present.name, term = present.number, %identity, reason = ?present.reason(), "told to stop");
+        }
         if self.options.is_broken(Sabotage::ReleaseBeforeEnd) {
             self.releases.push(Release::new(held.clone(), &candidate.place, &present, None));
         }
@@ -274,7 +276,6 @@ impl<H: Clone> Machine<H> {
             done.send(Parting::Lost).ok();
             return;
         };
-        candidate.place.state.send_replace(State::Standby);
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
             Phase::Held { held, term, .. } if term.is_held(now) => {
                 term.finish(now);
@@ -310,17 +311,13 @@ impl<H: Clone> Machine<H> {
                     *start_at = None;
                     candidate.place.lead(term, now);
                 }
-                phase @ Phase::Lost { overrun: false, .. }
-                    if phase.overrun_at().is_some_and(|at| now >= at) =>
-                {
-                    if let Phase::Lost { term, overrun } = phase {
-                        *overrun = true;
-                        error!(
-                            name = %term.name, term = term.number, identity = %self.options.identity,
-                            "the job could not be dropped when its grace was over: it blocks its thread"
-                        );
-                    }
-                    candidate.place.state.send_replace(State::Overrun { since: now });
+                Phase::Lost { term, overrun_at, overrun } if !*overrun && now >= *overrun_at => {
+                    *overrun = true;
+                    error!(
+                        name = %term.name, term = term.number, identity = %self.options.identity,
+                        "the job could not be dropped when its grace was over: it blocks its thread"
+                    );
+                    candidate.place.show(State::Overrun { since: now });
                 }
                 _ => {}
             }
@@ -567,14 +564,18 @@ impl<H: Clone> Machine<H> {
                     self.heartbeat_sent = sent;
                 }
                 if start_at.is_some() {
-                    place.state.send_replace(State::Blocked);
+                    place.show(State::Blocked);
                 } else {
                     place.lead(&term, now);
                 }
                 candidate.phase = Phase::Held { held, term, start_at };
             }
             (Phase::Waiting(waiting), Answer::Busy { registered }) => {
-                debug!(name = %place.name, "held by somebody else");
+                if waiting.registered {
+                    debug!(name = %place.name, "held by somebody else");
+                } else {
+                    info!(name = %place.name, identity = %self.options.identity, "stands by: held by somebody else");
+                }
                 waiting.asking = false;
                 self.poll_at.get_or_insert(next_poll);
                 // A withdrawal that is yet to be sent is for whoever asked before.
@@ -737,11 +738,13 @@ impl<H> Candidate<H> {
         warn!(name = %term.name, term = term.number, identity, %cause, sqlstate, "lost");
         if start_at.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
-            self.place.state.send_replace(State::Standby);
+            self.place.show(State::Standby);
             self.phase = Phase::Waiting(Waiting::from(now));
         } else {
-            self.place.state.send_replace(State::Draining);
-            self.phase = Phase::Lost { term: Arc::clone(term), overrun: false };
+            self.place.show(State::Draining);
+            // A process that has just been thawed gets its chance to drop the job: nothing was polled meanwhile.
+            let overrun_at = term.drop_at().map_or(now, |at| at.max(now)) + OVERRUN_MARGIN;
+            self.phase = Phase::Lost { term: Arc::clone(term), overrun_at, overrun: false };
         }
     }
 }
@@ -750,7 +753,7 @@ impl<H> Phase<H> {
     /// When a job that has lost its lease is taken for stuck.
     fn overrun_at(&self) -> Option<Instant> {
         match self {
-            Self::Lost { term, .. } => term.drop_at().map(|at| at + OVERRUN_MARGIN),
+            Self::Lost { overrun_at, .. } => Some(*overrun_at),
             _ => None,
         }
     }

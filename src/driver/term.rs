@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::command::Place;
+use super::command::{Id, Place};
 use crate::error::LossCause;
 use crate::name::Name;
 use crate::options::Options;
@@ -67,6 +67,18 @@ pub enum State {
     },
     /// No candidate of that name runs on this Locker.
     Ended,
+}
+
+/// What the candidate of a name is doing, and which one of those that follow each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    pub(crate) candidate: Option<Id>,
+    pub(crate) state: State,
+}
+
+impl Shown {
+    /// Nobody has the name's seat.
+    pub(crate) const NOBODY: Self = Self { candidate: None, state: State::Ended };
 }
 
 /// One term of one name.
@@ -245,8 +257,8 @@ mod tests {
         let name = Name::from("job");
         let key = Key::of(Kind::Lease, "job");
         let (grants, _) = mpsc::unbounded_channel();
-        let state = watch::Sender::new(State::Standby);
-        Place { name, key, takeover_delay: Duration::ZERO, shutdown, grants, state }
+        let shown = watch::Sender::new(Shown::NOBODY);
+        Place { id: 1, name, key, takeover_delay: Duration::ZERO, shutdown, grants, shown }
     }
 
     /// F-36

@@ -5,7 +5,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::clock;
+use crate::driver::term::Shown;
 use crate::name::Kind;
+use crate::watch::StateWatch;
 
 type Grants = mpsc::UnboundedReceiver<Result<Arc<Term>, Arc<ConnectError>>>;
 
@@ -18,13 +20,13 @@ fn machine(options: Options) -> (Machine<u32>, Instant) {
     (machine, now)
 }
 
-fn enlist(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Grants, watch::Receiver<State>) {
+fn enlist(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Grants, StateWatch) {
     let (grants, granted) = mpsc::unbounded_channel();
-    let state = watch::Sender::new(State::Ended);
-    let watched = state.subscribe();
+    let shown = watch::Sender::new(Shown { candidate: Some(id), state: State::Standby });
+    let watched = StateWatch::new(shown.subscribe());
     let (key, takeover_delay) = (Key::of(Kind::Lease, name), machine.options.takeover_delay);
-    let place = Place { name: Name::from(name), key, takeover_delay, shutdown: None, grants, state };
-    machine.on_command(Command::Enlist(id, place), now);
+    let place = Place { id, name: Name::from(name), key, takeover_delay, shutdown: None, grants, shown };
+    machine.on_command(Command::Enlist(place), now);
     machine.on_command(Command::Contend(id, Again::AtOnce), now);
     (granted, watched)
 }
@@ -41,7 +43,7 @@ fn answer(machine: &mut Machine<u32>, batch: Batch<u32>, answers: Vec<Answer<u32
     machine.on_exchange(batch, Exchanged { released, answers }, now, now).unwrap();
 }
 
-fn lead(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Arc<Term>, watch::Receiver<State>) {
+fn lead(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Arc<Term>, StateWatch) {
     let (mut grants, state) = enlist(machine, id, name, now);
     let asked = batch(machine, now);
     answer(machine, asked, vec![Answer::Granted(7)], now);
@@ -125,7 +127,7 @@ fn only_a_release_that_was_told_spares_the_takeover_delay() {
     let later = now + Duration::from_secs(6);
     let asked = batch(&mut machine, later);
     answer(&mut machine, asked, vec![Answer::Granted(7)], later);
-    assert_eq!(*state.borrow(), State::Blocked);
+    assert_eq!(state.get(), State::Blocked);
     assert!(grants.try_recv().is_err());
     machine.on_time(later + Duration::from_secs(9)).unwrap();
     let term = grants.try_recv().unwrap().unwrap();
@@ -156,7 +158,7 @@ fn a_lost_session_tells_every_lease_and_waits_for_their_jobs() {
     for term in [&one, &other] {
         assert_eq!(term.reason(), Some(Reason::Lost(cause.clone())));
     }
-    assert_eq!(*state.borrow(), State::Draining);
+    assert_eq!(state.get(), State::Draining);
     let grace = now + Duration::from_secs(5) + OVERRUN_MARGIN;
     assert_eq!(machine.lost_jobs_until(), Some(grace));
     let (done, mut parting) = oneshot::channel();
@@ -177,9 +179,9 @@ fn a_job_that_overruns_its_grace_is_reported_and_its_name_is_not_asked_for() {
     machine.on_session(ENFORCEMENT, now);
     let grace = now + Duration::from_secs(5);
     machine.on_time(grace).unwrap();
-    assert_eq!(*state.borrow(), State::Draining);
+    assert_eq!(state.get(), State::Draining);
     machine.on_time(grace + OVERRUN_MARGIN).unwrap();
-    assert_eq!(*state.borrow(), State::Overrun { since: grace + OVERRUN_MARGIN });
+    assert_eq!(state.get(), State::Overrun { since: grace + OVERRUN_MARGIN });
     machine.on_command(Command::Contend(1, Again::AtOnce), grace);
     assert!(machine.batch(grace + Duration::from_mins(1)).is_none());
     let (done, _) = oneshot::channel();
