@@ -632,3 +632,68 @@ async fn a_direct_connection_is_never_taken_for_a_pooler() {
     println!("{unclear} of 100 unclear");
     others.shutdown().await;
 }
+
+/// Through a socket of the file system.
+#[tokio::test]
+async fn a_unix_socket_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    cluster::give_away(dir.path());
+    let cluster = Cluster::start(&[&format!("unix_socket_directories={}", dir.path().display())]).await;
+    let host = dir.path().display();
+    let url = format!("postgres:///postgres?host={host}&port={}&user=postgres", cluster.port);
+    let locker = Locker::connect(&url, quick("one")).await.unwrap();
+    let (log, mut admin) = (Log::default(), cluster.admin().await);
+    let mut member = Member::on(&locker, "job", "one", &log);
+    let lease = member.leads().await;
+    assert!(locker.bounds().vacancy_silent.is_some());
+    query(&mut admin, "SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE application_name = 'leasehold/one'").await;
+    over(&lease).await;
+    member.leads().await;
+    member.stop().await.unwrap();
+    locker.close().await;
+    let error = Locker::connect("postgres:///postgres?host=/nonexistent&user=postgres", quick("one"))
+        .await
+        .unwrap_err();
+    println!("{error}");
+    assert!(error.to_string().contains("no socket"), "{error}");
+}
+
+/// A setting that is not in force is reported in the bounds, once a session has told.
+#[tokio::test]
+async fn bounds_tell_what_the_server_does_not_enforce() {
+    let cluster = Cluster::start(&["allow_system_table_mods=on"]).await;
+    let locker = locker(&cluster, quick("one"));
+    assert!(locker.bounds().vacancy_silent.is_some());
+    cluster
+        .query(
+            "ALTER VIEW pg_catalog.pg_settings RENAME TO real_settings; \
+             CREATE VIEW pg_catalog.pg_settings AS SELECT name, CASE name WHEN 'idle_session_timeout' THEN '0' \
+             ELSE setting END AS setting FROM pg_catalog.real_settings; \
+             GRANT SELECT ON pg_catalog.pg_settings TO PUBLIC",
+        )
+        .await;
+    let log = Log::default();
+    let mut member = Member::on(&locker, "job", "one", &log);
+    member.leads().await;
+    assert_eq!(locker.bounds().vacancy_silent, None);
+    member.stop().await.unwrap();
+    locker.close().await;
+}
+
+/// Passwords rotate: a run goes on trying where the login is refused, and leads when it is not any more.
+#[tokio::test]
+async fn a_refused_login_is_tried_again() {
+    let cluster = Cluster::start(&[]).await;
+    cluster.query("CREATE ROLE secretive LOGIN PASSWORD 'old'").await;
+    let target = cluster.options().username("secretive").password("new").database("later");
+    let locker = Locker::postgres(target, quick("one")).unwrap();
+    let log = Log::default();
+    let mut member = Member::on(&locker, "job", "one", &log);
+    pass(Duration::from_millis(300)).await;
+    cluster.query("ALTER ROLE secretive PASSWORD 'new'").await;
+    pass(Duration::from_millis(300)).await;
+    cluster.query("CREATE DATABASE later").await;
+    member.leads().await;
+    member.stop().await.unwrap();
+    locker.close().await;
+}
