@@ -46,12 +46,12 @@ pub enum Error {
 pub enum UrlError {
     /// There is no scheme before the first colon.
     #[error(
-        "the store's URL has no scheme: write postgres://user@host/database, or file:/var/lib/my-app/leases"
+        "the store's URL has no scheme: write file:/var/lib/my-app/leases, or postgres://user@host/database"
     )]
     NoScheme,
     /// The scheme is not one of a known store.
     #[error(
-        "there is no store for {scheme:?} URLs: write postgres://user@host/database, or file:/var/lib/my-app/leases"
+        "there is no store for {scheme:?} URLs: write file:/var/lib/my-app/leases, or postgres://user@host/database"
     )]
     UnknownScheme {
         /// What stands before the first colon.

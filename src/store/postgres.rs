@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `url` | `postgres://…` to connection options |
 //! | `link` | the one connection: statements, notifications, its graceful and its hard end |
+//! | `affinity` | whether a pooler stands in between |
 //! | `checks` | what is looked at before the session is trusted, with nothing left behind |
 //! | `setup` | the session's settings, by SET and read back |
 //! | `statements` | the SQL |
@@ -14,6 +15,7 @@
 //! from keeping exactly one session, noticing its end at once, and making the server end it in time when its holder
 //! falls silent (`idle_session_timeout`).
 
+mod affinity;
 mod checks;
 mod link;
 mod refusal;

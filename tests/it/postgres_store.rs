@@ -564,3 +564,136 @@ async fn tls_is_spoken_and_verified() {
         settles(&cluster, "no lock", LOCKS, "0").await;
     }
 }
+
+/// D02: the same through a pool that others keep busy, and through one that shares single statements.
+#[tokio::test]
+async fn a_busy_transaction_pooler_is_refused_too() {
+    let mut cluster = Cluster::start(&[]).await;
+    for (mode, size) in [("transaction", 2), ("transaction", 3), ("transaction", 8), ("statement", 3)] {
+        let port = cluster.pooler(mode, size, "").await;
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        let through = sqlx::postgres::PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(port)
+            .username("postgres")
+            .database("postgres")
+            .extra_float_digits(None);
+        let mut others = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let through = through.clone();
+            others.spawn(async move {
+                let mut connection =
+                    <sqlx::PgConnection as sqlx::Connection>::connect_with(&through).await.unwrap();
+                let sql =
+                    if mode == "statement" { "SELECT 1::text" } else { "BEGIN; SELECT 1::text; COMMIT" };
+                loop {
+                    query(&mut connection, sql).await;
+                }
+            });
+        }
+        let (mut poolers, mut unknown) = (0, 0);
+        for _ in 0..20 {
+            match Locker::connect(&url, quick("one")).await.unwrap_err() {
+                Error::Connect(ConnectError::Pooler { .. }) => poolers += 1,
+                Error::Connect(ConnectError::NoSecondConnection { .. }) => unknown += 1,
+                error => panic!("{mode} {size}: {error}"),
+            }
+        }
+        println!("{mode} pool of {size}, busy: {poolers} found out, {unknown} not told");
+        assert!(poolers > 10);
+        others.shutdown().await;
+        assert_eq!(cluster.query(LOCKS).await, ["0"]);
+        cluster.stop_last_pooler();
+    }
+}
+
+/// No direct connection is taken for a pooled one, however much the server has to catch up with.
+#[tokio::test]
+async fn a_direct_connection_is_never_taken_for_a_pooler() {
+    let cluster = Cluster::start(&[]).await;
+    let mut others = tokio::task::JoinSet::new();
+    for n in 0..3 {
+        let mut connection = cluster.admin().await;
+        others.spawn(async move {
+            loop {
+                let sql = format!("CREATE TABLE t{n} (a int PRIMARY KEY, b text); DROP TABLE t{n};");
+                query(&mut connection, &sql.repeat(5)).await;
+            }
+        });
+    }
+    let mut unclear = 0;
+    for _ in 0..100 {
+        match Locker::connect(&cluster.url(), quick("one")).await {
+            Ok(locker) => locker.close().await,
+            Err(Error::Connect(ConnectError::NoSecondConnection { .. })) => unclear += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    println!("{unclear} of 100 unclear");
+    others.shutdown().await;
+}
+
+/// Through a socket of the file system.
+#[tokio::test]
+async fn a_unix_socket_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    cluster::give_away(dir.path());
+    let cluster = Cluster::start(&[&format!("unix_socket_directories={}", dir.path().display())]).await;
+    let host = dir.path().display();
+    let url = format!("postgres:///postgres?host={host}&port={}&user=postgres", cluster.port);
+    let locker = Locker::connect(&url, quick("one")).await.unwrap();
+    let (log, mut admin) = (Log::default(), cluster.admin().await);
+    let mut member = Member::on(&locker, "job", "one", &log);
+    let lease = member.leads().await;
+    assert!(locker.bounds().vacancy_silent.is_some());
+    query(&mut admin, "SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE application_name = 'leasehold/one'").await;
+    over(&lease).await;
+    member.leads().await;
+    member.stop().await.unwrap();
+    locker.close().await;
+    let error = Locker::connect("postgres:///postgres?host=/nonexistent&user=postgres", quick("one"))
+        .await
+        .unwrap_err();
+    println!("{error}");
+    assert!(error.to_string().contains("no socket"), "{error}");
+}
+
+/// A setting that is not in force is reported in the bounds, once a session has told.
+#[tokio::test]
+async fn bounds_tell_what_the_server_does_not_enforce() {
+    let cluster = Cluster::start(&["allow_system_table_mods=on"]).await;
+    let locker = locker(&cluster, quick("one"));
+    assert!(locker.bounds().vacancy_silent.is_some());
+    cluster
+        .query(
+            "ALTER VIEW pg_catalog.pg_settings RENAME TO real_settings; \
+             CREATE VIEW pg_catalog.pg_settings AS SELECT name, CASE name WHEN 'idle_session_timeout' THEN '0' \
+             ELSE setting END AS setting FROM pg_catalog.real_settings; \
+             GRANT SELECT ON pg_catalog.pg_settings TO PUBLIC",
+        )
+        .await;
+    let log = Log::default();
+    let mut member = Member::on(&locker, "job", "one", &log);
+    member.leads().await;
+    assert_eq!(locker.bounds().vacancy_silent, None);
+    member.stop().await.unwrap();
+    locker.close().await;
+}
+
+/// Passwords rotate: a run goes on trying where the login is refused, and leads when it is not any more.
+#[tokio::test]
+async fn a_refused_login_is_tried_again() {
+    let cluster = Cluster::start(&[]).await;
+    cluster.query("CREATE ROLE secretive LOGIN PASSWORD 'old'").await;
+    let target = cluster.options().username("secretive").password("new").database("later");
+    let locker = Locker::postgres(target, quick("one")).unwrap();
+    let log = Log::default();
+    let mut member = Member::on(&locker, "job", "one", &log);
+    pass(Duration::from_millis(300)).await;
+    cluster.query("ALTER ROLE secretive PASSWORD 'new'").await;
+    pass(Duration::from_millis(300)).await;
+    cluster.query("CREATE DATABASE later").await;
+    member.leads().await;
+    member.stop().await.unwrap();
+    locker.close().await;
+}

@@ -6,13 +6,11 @@
 //! 3. No lock is there that we did not take.
 //! 4. A lock that we take shows in `pg_locks` under our own process id, or the functions are no more than names.
 
-use std::time::Duration;
-
 use rand::RngExt as _;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
-use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+use sqlx::Row as _;
+use sqlx::postgres::{PgConnectOptions, PgRow};
 
-use super::{Config, link::Link, refusal, statements};
+use super::{Config, affinity, link::Link, refusal, statements};
 use crate::error::ConnectError;
 use crate::name::{Key, Kind};
 use crate::store::Mode;
@@ -69,7 +67,7 @@ impl Look {
 }
 
 impl Backend {
-    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         Ok(Self { pid: row.try_get(0)?, server: row.try_get(1)? })
     }
 }
@@ -87,7 +85,7 @@ pub(super) async fn look(
     }
     if let Some(target) = second {
         // Short of the limit that the driver sets to it all, so that the reason is told.
-        affinity(link, &backend, target, config.query_timeout / 4).await?;
+        affinity::check(link, target, config.query_timeout / 4).await?;
     }
     if !locks.is_empty() {
         return Err(ConnectError::UsedSession);
@@ -108,60 +106,4 @@ fn unsupported(reason: &str) -> ConnectError {
 
 fn random() -> u64 {
     rand::make_rng::<rand::rngs::StdRng>().random()
-}
-
-/// Tells whether the session stays with its backend, whatever others do. With a single ask of the second connection a
-/// pooler was missed 20 times of 20; asked three times outside of a transaction and once inside of one that stays open
-/// while the first asks again, it was found 20 times of 20.
-async fn affinity(
-    link: &mut Link,
-    first: &Backend,
-    target: &PgConnectOptions,
-    limit: Duration,
-) -> Result<(), ConnectError> {
-    let mut seen = Vec::new();
-    let second = async {
-        let mut second = PgConnection::connect_with(target).await?;
-        for prefix in ["", "", "", "BEGIN;"] {
-            let sql = AssertSqlSafe(format!("{prefix}{}", statements::WHO));
-            seen.push(Backend::read(&sqlx::raw_sql(sql).fetch_one(&mut second).await?)?);
-        }
-        Ok::<_, sqlx::Error>(second)
-    };
-    let second = match tokio::time::timeout(limit, second).await {
-        Ok(Ok(second)) => Ok(second),
-        Ok(Err(error)) => Err(refusal::of_connect(error).to_string()),
-        Err(_) => Err("it was not served in time".to_owned()),
-    };
-    if seen.contains(first) {
-        return Err(pooler("two connections were answered by one server process"));
-    }
-    let mut second = second.map_err(|reason| ConnectError::NoSecondConnection { reason })?;
-
-    // With one server connection left, a pooler cannot serve the first while the second is in a transaction: that one
-    // ends then, and where the first is answered afterwards tells whether it was a pooler or a slow server.
-    let mut asked = std::pin::pin!(link.fetch(statements::WHO.to_owned()));
-    let answer = if let Ok(answer) = tokio::time::timeout(limit, &mut asked).await {
-        answer
-    } else {
-        let (ended, answer) = tokio::join!(sqlx::raw_sql("ROLLBACK").execute(&mut second), asked);
-        ended.map_err(refusal::of_connect)?;
-        answer
-    };
-    // Also where the answer is an error: no pooled connection is left in a transaction.
-    second.close().await.ok();
-    let rows = answer.map_err(refusal::of_statement)?;
-    let row = rows.first().ok_or(sqlx::Error::RowNotFound).map_err(refusal::of_statement)?;
-    let again = Backend::read(row).map_err(refusal::of_statement)?;
-    if seen.contains(&again) {
-        return Err(pooler("two connections were answered by one server process"));
-    }
-    if again != *first {
-        return Err(pooler("one connection was answered by two server processes"));
-    }
-    Ok(())
-}
-
-fn pooler(evidence: &str) -> ConnectError {
-    ConnectError::Pooler { evidence: evidence.to_owned() }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -13,7 +12,7 @@ use tracing::{debug, warn};
 use super::checks::{Backend, Look};
 use super::link::Link;
 use super::refusal;
-use super::statements::{self, Announced, Release, Take, Waiting, Work};
+use super::statements::{self, Announced, Outcomes, Release, Take, Waiting, Work};
 use crate::clock;
 use crate::error::LossCause;
 use crate::name::Key;
@@ -109,13 +108,17 @@ impl PgSession {
     /// Whether it is still the session that was checked.
     fn compare(&self, look: &Look) -> Result<(), LossCause> {
         if look.backend != self.backend {
-            self.has_affinity.store(false, Ordering::Relaxed);
-            return Err(distrusted("it was moved to another server process: a pooler stands in between"));
+            return Err(self.moved());
         }
         if look.is_in_recovery {
             return Err(distrusted("the server has become a read replica"));
         }
         Ok(())
+    }
+
+    fn moved(&self) -> LossCause {
+        self.has_affinity.store(false, Ordering::Relaxed);
+        distrusted("it was moved to another server process: a pooler stands in between")
     }
 
     fn takes(&self, asks: &[Ask]) -> Vec<(usize, Take)> {
@@ -262,6 +265,9 @@ impl Session for PgSession {
         match self.fetch(work.sql(true)).await? {
             Ok(rows) => {
                 let outcomes = Outcomes::read(&rows, &work).map_err(|reason| distrusted(&reason))?;
+                if outcomes.pid != Some(self.backend.pid) {
+                    return Err(self.moved());
+                }
                 for (ours, outcome) in ours.iter_mut().filter(|ours| **ours).zip(outcomes.releases) {
                     *ours = outcome != "gone";
                 }
@@ -356,42 +362,6 @@ impl Session for PgSession {
             debug!(%cause, "the session did not end in order");
         }
         self.link.close().await;
-    }
-}
-
-/// The rows that a [`Work`] gives, in its order.
-struct Outcomes {
-    releases: Vec<String>,
-    asks: Vec<String>,
-}
-
-impl Outcomes {
-    fn read(rows: &[PgRow], work: &Work) -> Result<Self, String> {
-        let mut outcomes = Self { releases: Vec::new(), asks: Vec::new() };
-        let mut withdrawals = 0;
-        for row in rows {
-            let cell = |column: usize| row.try_get::<String, _>(column).map_err(|error| error.to_string());
-            let part = cell(0)?;
-            let (n, count) = match part.as_str() {
-                "r" => (outcomes.releases.len(), &mut outcomes.releases),
-                "a" => (outcomes.asks.len(), &mut outcomes.asks),
-                _ => {
-                    withdrawals += 1;
-                    continue;
-                }
-            };
-            let number: i32 = row.try_get(1).map_err(|error| error.to_string())?;
-            if usize::try_from(number) != Ok(n) {
-                return Err("the rows of an answer came out of order".to_owned());
-            }
-            count.push(cell(2)?);
-        }
-        let found = (outcomes.releases.len(), withdrawals, outcomes.asks.len());
-        if found == (work.releases.len(), work.withdrawals.len(), work.asks.len()) {
-            Ok(outcomes)
-        } else {
-            Err("an answer has not the rows that were asked for".to_owned())
-        }
     }
 }
 

@@ -7,6 +7,9 @@
 
 use std::fmt::Write as _;
 
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
 use crate::name::Key;
 use crate::store::{Message, Mode};
 
@@ -53,11 +56,12 @@ impl Work {
         self.releases.is_empty() && self.withdrawals.is_empty() && self.asks.is_empty()
     }
 
-    /// Gives the text. Its rows have three columns: a letter for the part, the number of the item in it, the outcome.
+    /// Gives the text. Its rows have three columns: a letter for the part, the number of the item in it, the outcome;
+    /// but first a `p` and the process id of who answers.
     ///
     /// `announce`: tell those who wait for what is released.
     pub(super) fn sql(&self, announce: bool) -> String {
-        let mut sql = String::new();
+        let mut sql = "SELECT 'p', pg_catalog.pg_backend_pid(), '';".to_owned();
         if !self.releases.is_empty() {
             sql += &self.release(announce);
         }
@@ -124,6 +128,48 @@ impl Work {
     }
 }
 
+/// The rows that a [`Work`] gives, in its order.
+pub(super) struct Outcomes {
+    /// Who answered.
+    pub(super) pid: Option<i32>,
+    pub(super) releases: Vec<String>,
+    pub(super) asks: Vec<String>,
+}
+
+impl Outcomes {
+    pub(super) fn read(rows: &[PgRow], work: &Work) -> Result<Self, String> {
+        let mut outcomes = Self { pid: None, releases: Vec::new(), asks: Vec::new() };
+        let mut withdrawals = 0;
+        for row in rows {
+            let cell = |column: usize| row.try_get::<String, _>(column).map_err(|error| error.to_string());
+            let part = cell(0)?;
+            let number: i32 = row.try_get(1).map_err(|error| error.to_string())?;
+            let (n, items) = match part.as_str() {
+                "p" => {
+                    outcomes.pid = Some(number);
+                    continue;
+                }
+                "r" => (outcomes.releases.len(), &mut outcomes.releases),
+                "a" => (outcomes.asks.len(), &mut outcomes.asks),
+                _ => {
+                    withdrawals += 1;
+                    continue;
+                }
+            };
+            if usize::try_from(number) != Ok(n) {
+                return Err("the rows of an answer came out of order".to_owned());
+            }
+            items.push(cell(2)?);
+        }
+        let found = (outcomes.releases.len(), withdrawals, outcomes.asks.len());
+        if found == (work.releases.len(), work.withdrawals.len(), work.asks.len()) {
+            Ok(outcomes)
+        } else {
+            Err("an answer has not the rows that were asked for".to_owned())
+        }
+    }
+}
+
 fn values<T>(items: &[T], columns: impl Fn(&T) -> String) -> String {
     let mut text = String::new();
     for (n, item) in items.iter().enumerate() {
@@ -145,9 +191,11 @@ pub(super) const LOOK: &str = "\
     (SELECT (classid::int8 << 32) | objid::int8 AS k, objsubid::int4 AS subid, mode FROM pg_catalog.pg_locks \
     WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid()) l ON true";
 
-/// Who answers.
-pub(super) const WHO: &str =
-    "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text";
+/// Who answers, and how many transactions that server process has begun: each statement of ours is one.
+pub(super) const WHO: &str = "\
+    SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text, \
+    (SELECT pg_catalog.split_part(virtualtransaction, '/', 2)::int8 FROM pg_catalog.pg_locks \
+    WHERE locktype = 'virtualxid' AND pid = pg_catalog.pg_backend_pid() LIMIT 1)";
 
 /// Takes a lock for the time of this statement, and counts it in the lock table under our own process id. Nothing is
 /// left: a lock of the transaction goes with it.
