@@ -74,6 +74,14 @@ pub enum UrlError {
     /// A `file:` URL names a host.
     #[error("a file: URL takes a path on this host, not a host: write file:/var/lib/my-app/leases")]
     FileHost,
+    /// A `file:` URL begins with what only a shell expands.
+    #[error(
+        "{start:?} is expanded by a shell, not in a URL: write the path in full, as in file:/var/lib/my-app/leases"
+    )]
+    FileShell {
+        /// How the path begins.
+        start: &'static str,
+    },
     /// A `file:` URL has no path.
     #[error("the file: URL has no path: write file:/var/lib/my-app/leases")]
     FilePath,

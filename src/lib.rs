@@ -98,7 +98,7 @@ pub use store::memory::Memory;
 pub use tokio_util::sync::CancellationToken;
 pub use watch::StateWatch;
 
-/// The examples of the README compile and run with the doctests.
-#[cfg(doctest)]
+/// The examples of the README compile with the doctests.
+#[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -114,6 +114,8 @@ impl Locker {
     /// file in it with a lock of the operating system, which the kernel releases when the process dies. A process that
     /// is frozen keeps its leases: see [`bounds`](Self::bounds).
     ///
+    /// It runs on the real clock: in a test that pauses tokio's, use `Locker::memory`.
+    ///
     /// # Errors
     ///
     /// [`Error::Options`]; [`Error::Connect`] if the directory cannot be made or written to, or lies on a network
@@ -276,7 +278,8 @@ impl Locker {
         self.inner.names().get(&name.into()).map_or(State::Ended, |entry| entry.shown.borrow().state)
     }
 
-    /// Watches what the candidate of that name on this Locker is doing, also one that is yet to come.
+    /// Watches what the candidate of that name on this Locker is doing, also one that is yet to come: until then it is
+    /// [`State::Ended`].
     #[must_use]
     pub fn subscribe(&self, name: impl Into<Name>) -> StateWatch {
         let mut names = self.inner.names();

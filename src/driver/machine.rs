@@ -54,6 +54,9 @@ pub(crate) struct Machine<H> {
 /// inside the slack of every ttl.
 const OVERRUN_MARGIN: Duration = Duration::from_millis(100);
 
+/// How often the log says that a job which was told to stop goes on: without a drain timeout that may be for ever.
+const REMINDER: Duration = Duration::from_secs(10);
+
 struct Candidate<H> {
     place: Place,
     phase: Phase<H>,
@@ -64,8 +67,9 @@ enum Phase<H> {
     Resting,
     /// It asks.
     Waiting(Waiting),
-    /// It holds the lease. The job has started, or starts at `start_at`.
-    Held { held: H, term: Arc<Term>, start_at: Option<Instant> },
+    /// It holds the lease. The job has started, or starts at `start_at`. Once it was told to stop, and until it has:
+    /// when to say so again.
+    Held { held: H, term: Arc<Term>, start_at: Option<Instant>, remind_at: Option<Instant> },
     /// The lease is gone; the job has not ended yet. One that has not by `overrun_at` is stuck.
     Lost { term: Arc<Term>, overrun_at: Instant, overrun: bool },
 }
@@ -239,7 +243,7 @@ impl<H: Clone> Machine<H> {
     fn stop(&mut self, id: Id, term: Option<u64>, reason: Reason, now: Instant) {
         let wait = self.poll_interval();
         let Some(candidate) = self.candidates.get_mut(&id) else { return };
-        let Phase::Held { held, term: present, start_at } = &candidate.phase else { return };
+        let Phase::Held { held, term: present, start_at, remind_at } = &mut candidate.phase else { return };
         let present = Arc::clone(present);
         let stale = term.is_some_and(|term| term != present.number);
         if stale && !self.options.is_broken(Sabotage::StaleEvents) {
@@ -256,6 +260,7 @@ impl<H: Clone> Machine<H> {
             return;
         }
         if candidate.place.show(State::Draining) {
+            *remind_at = Some(now + REMINDER);
             info!(name = %present.name, term = present.number, %identity, reason = ?present.reason(), "told to stop");
         }
         if self.options.is_broken(Sabotage::ReleaseBeforeEnd) {
@@ -311,6 +316,13 @@ impl<H: Clone> Machine<H> {
                     *start_at = None;
                     candidate.place.lead(term, now);
                 }
+                Phase::Held { term, remind_at, .. } if remind_at.is_some_and(|at| now >= at) => {
+                    *remind_at = Some(now + REMINDER);
+                    warn!(
+                        name = %term.name, term = term.number, identity = %self.options.identity,
+                        reason = ?term.reason(), "told to stop, and goes on: does the job look at lease.cancelled()?"
+                    );
+                }
                 Phase::Lost { term, overrun_at, overrun } if !*overrun && now >= *overrun_at => {
                     *overrun = true;
                     error!(
@@ -329,7 +341,9 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn next_alarm(&self) -> Option<Instant> {
         let alarms = self.candidates.values().filter_map(|candidate| match &candidate.phase {
             Phase::Held { start_at, .. } if self.options.is_broken(Sabotage::NoDeadline) => *start_at,
-            Phase::Held { term, start_at, .. } => start_at.iter().copied().chain([term.deadline()]).min(),
+            Phase::Held { term, start_at, remind_at, .. } => {
+                start_at.iter().chain(remind_at).copied().chain([term.deadline()]).min()
+            }
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
             _ => None,
         });
@@ -568,7 +582,7 @@ impl<H: Clone> Machine<H> {
                 } else {
                     place.lead(&term, now);
                 }
-                candidate.phase = Phase::Held { held, term, start_at };
+                candidate.phase = Phase::Held { held, term, start_at, remind_at: None };
             }
             (Phase::Waiting(waiting), Answer::Busy { registered }) => {
                 if waiting.registered {

@@ -41,6 +41,10 @@ pub(crate) fn directory_of_url(url: &str) -> Result<PathBuf, UrlError> {
         Some(path) if path.is_empty() || path.starts_with('/') => path,
         Some(_) => return Err(UrlError::FileHost),
     };
+    // No directory is meant to be called so, and what it would coordinate nobody knows.
+    if let Some(start) = ["~", "$"].into_iter().find(|start| path.starts_with(start)) {
+        return Err(UrlError::FileShell { start });
+    }
     if path.is_empty() { Err(UrlError::FilePath) } else { Ok(path.into()) }
 }
 

@@ -258,3 +258,18 @@ fn the_first_lease_starts_the_heartbeats() {
     assert_eq!(machine.next_statement_at(), Some(due));
     assert!(matches!(machine.next_statement(due), Some(Statement::Heartbeat(_))));
 }
+
+/// D07, D19: a job that does not stop is not waited for in silence, nor more often than now and then.
+#[test]
+fn a_job_that_goes_on_is_complained_of_now_and_then() {
+    let (mut machine, now) = machine(Options::default());
+    lead(&mut machine, 1, "job", now);
+    machine.stop_all(&Reason::Closed, now);
+    for n in 1..4 {
+        let due = now + REMINDER * n;
+        assert!(machine.on_answer(due, true, due).is_ok());
+        assert_eq!(machine.next_alarm(), Some(due));
+        machine.on_time(due).unwrap();
+        assert_eq!(machine.next_alarm(), Some(due + REMINDER));
+    }
+}

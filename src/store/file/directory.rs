@@ -147,7 +147,8 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
             "the directory was removed: create it again when no process holds a lease in it any more"
         }
         ErrorKind::PermissionDenied => {
-            "run all replicas as one user, or choose a directory that all of them may write"
+            "let the user that this process runs as create and write it, and all replicas run as that user; or choose \
+             another directory"
         }
         ErrorKind::ReadOnlyFilesystem => "choose a directory on a file system that can be written",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free space or inodes on its disk",

@@ -122,6 +122,8 @@ fn urls_are_paths_as_they_stand() {
         ("file://", Err(UrlError::FilePath)),
         ("file://localhost/a", Err(UrlError::FileHost)),
         ("file://host", Err(UrlError::FileHost)),
+        ("file:~/leases", Err(UrlError::FileShell { start: "~" })),
+        ("file:$HOME/leases", Err(UrlError::FileShell { start: "$" })),
         ("/a", Err(UrlError::NoScheme)),
         ("redis://x", Err(UrlError::UnknownScheme { scheme: "redis".into() })),
     ] {
