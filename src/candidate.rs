@@ -193,6 +193,10 @@ impl Candidate {
 
     async fn stand_by(&mut self, seat: &mut Seat, mut again: Again) -> Standby {
         loop {
+            if self.stops.is_stopped() {
+                // Without so much as a question: nobody is to win what nobody wants.
+                return Standby::Stopped;
+            }
             if self.stops.is_eligible() {
                 seat.contend(again);
                 tokio::select! {
@@ -219,6 +223,10 @@ impl Candidate {
 }
 
 impl Stops {
+    fn is_stopped(&self) -> bool {
+        self.closing.is_cancelled() || self.until.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+
     fn is_eligible(&self) -> bool {
         self.eligible.as_ref().is_none_or(|eligible| *eligible.borrow())
     }

@@ -42,21 +42,22 @@ fn a_cluster_is_gone_after_a_panic() {
     assert!(!is_alive(pid) && !dir.exists());
 }
 
-/// Started as a process of its own by the test below, which kills it.
-#[test]
-#[ignore = "only with the test that kills it"]
-fn holds_a_cluster_until_it_is_killed() {
-    let cluster = Cluster::new();
-    println!("\ncluster {} {}", cluster.pid(), cluster.dir().display());
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
-}
+/// Tells the test below that it is the process to be killed.
+const TO_BE_KILLED: &str = "LEASEHOLD_TEST_TO_BE_KILLED";
 
 #[tokio::test]
 async fn a_cluster_is_gone_when_the_test_process_is_killed() {
     use std::io::{BufRead as _, BufReader};
 
+    if std::env::var_os(TO_BE_KILLED).is_some() {
+        let cluster = Cluster::new();
+        println!("\ncluster {} {}", cluster.pid(), cluster.dir().display());
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+        return;
+    }
     let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "postgres_kit::holds_a_cluster_until_it_is_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "postgres_kit::a_cluster_is_gone_when_the_test_process_is_killed", "--nocapture"])
+        .env(TO_BE_KILLED, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
