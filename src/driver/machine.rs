@@ -3,6 +3,10 @@
 //! A name goes `Resting → Waiting → Held → (Lost) → Resting`. Every method takes the time as an argument and sends
 //! nothing to the store: [`Driver`](super::Driver) carries out what [`Machine::next_statement`] says.
 
+mod answers;
+mod candidate;
+mod statement;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +17,16 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use super::command::{Again, Command, Id, Parting, Place};
-use super::term::{Reason, State, Term};
+use self::candidate::{Candidate, Phase, Waiting};
+pub(crate) use self::statement::Statement;
+use self::statement::{Batch, Check, Heartbeat, Outgoing, Release};
+use super::command::{Again, Command, Id, Parting};
+use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
-use crate::name::{Key, Name};
+use crate::name::Key;
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
-use crate::store::{Answer, Ask, Enforcement, Exchange, Exchanged, Message, Mode};
+use crate::store::{Ask, Enforcement, Exchange, Message, Mode};
 
 pub(crate) struct Machine<H> {
     options: Arc<Options>,
@@ -50,84 +57,8 @@ pub(crate) struct Machine<H> {
     dismissed: bool,
 }
 
-/// A run drops its job at the instant when the grace is over; only this much later the driver takes it for stuck. Well
-/// inside the slack of every ttl.
-const OVERRUN_MARGIN: Duration = Duration::from_millis(100);
-
 /// How often the log says that a job which was told to stop goes on: without a drain timeout that may be for ever.
 const REMINDER: Duration = Duration::from_secs(10);
-
-struct Candidate<H> {
-    place: Place,
-    phase: Phase<H>,
-}
-
-enum Phase<H> {
-    /// It does not ask.
-    Resting,
-    /// It asks.
-    Waiting(Waiting),
-    /// It holds the lease. The job has started, or starts at `start_at`. Once it was told to stop, and until it has:
-    /// when to say so again.
-    Held { held: H, term: Arc<Term>, start_at: Option<Instant>, remind_at: Option<Instant> },
-    /// The lease is gone; the job has not ended yet. One that has not by `overrun_at` is stuck.
-    Lost { term: Arc<Term>, overrun_at: Instant, overrun: bool },
-}
-
-struct Waiting {
-    /// Ask then, apart from the common poll.
-    due: Option<Instant>,
-    /// Do not ask before then, whatever happens.
-    not_before: Option<Instant>,
-    /// The question is on its way.
-    asking: bool,
-    /// The name was freed since the last question was sent.
-    freed: bool,
-    /// This session waits for the key in the store as well.
-    registered: bool,
-}
-
-struct Release<H> {
-    held: H,
-    key: Key,
-    name: Name,
-    /// None where a lease was granted to nobody: whoever asked had gone.
-    term: Option<u64>,
-    done: Option<oneshot::Sender<Parting>>,
-}
-
-/// A message to be sent.
-pub(crate) struct Outgoing {
-    pub(crate) message: Message,
-    /// What it asks for may no longer be right after that.
-    expires: Instant,
-    sent: oneshot::Sender<bool>,
-}
-
-struct Check {
-    id: Id,
-    term: u64,
-    reply: oneshot::Sender<bool>,
-}
-
-/// What to send to the store next, and for whom.
-pub(crate) enum Statement<H> {
-    Heartbeat(Heartbeat<H>),
-    Exchange(Batch<H>),
-    Publish(Outgoing),
-}
-
-pub(crate) struct Heartbeat<H> {
-    pub(crate) held: Vec<H>,
-    terms: Vec<(Id, u64)>,
-    checks: Vec<Check>,
-}
-
-pub(crate) struct Batch<H> {
-    pub(crate) exchange: Exchange<H>,
-    releases: Vec<Release<H>>,
-    asking: Vec<Id>,
-}
 
 impl<H: Clone> Machine<H> {
     pub(crate) fn new(options: Arc<Options>, enforcement: Enforcement, rng: StdRng, now: Instant) -> Self {
@@ -493,156 +424,6 @@ impl<H: Clone> Machine<H> {
         Some(Batch { exchange, releases, asking })
     }
 
-    /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
-    ///
-    /// # Errors
-    ///
-    /// The cause, if a deadline had passed before the answer came: then the session is to be given up.
-    pub(crate) fn on_heartbeat(
-        &mut self,
-        heartbeat: Heartbeat<H>,
-        ours: &[bool],
-        sent: Instant,
-        now: Instant,
-    ) -> Result<(), LossCause> {
-        for (&(id, number), ours) in heartbeat.terms.iter().zip(ours) {
-            if !ours
-                && self.holds(id, number)
-                && let Some(candidate) = self.candidates.get_mut(&id)
-            {
-                candidate.lose(&LossCause::Gone, &self.options.identity, now);
-            }
-        }
-        self.on_answer(sent, true, now)?;
-        for check in heartbeat.checks {
-            check.reply.send(self.holds(check.id, check.term)).ok();
-        }
-        Ok(())
-    }
-
-    /// Takes the answers to an exchange.
-    ///
-    /// # Errors
-    ///
-    /// As for [`on_heartbeat`](Self::on_heartbeat).
-    pub(crate) fn on_exchange(
-        &mut self,
-        batch: Batch<H>,
-        exchanged: Exchanged<H>,
-        sent: Instant,
-        now: Instant,
-    ) -> Result<(), LossCause> {
-        self.is_releasing = false;
-        for (release, ours) in batch.releases.into_iter().zip(exchanged.released) {
-            let (name, term, identity) = (&release.name, release.term, &self.options.identity);
-            match (ours, term) {
-                (true, Some(_)) => info!(%name, term, %identity, "released"),
-                (true, None) => debug!(%name, %identity, "released what was granted to nobody"),
-                (false, _) => warn!(%name, term, %identity, "the lease had been lost before its release"),
-            }
-            release.done(if ours { Parting::Released } else { Parting::Lost });
-        }
-        // What is held already is trusted on before anything new is granted: a grant has its own deadline.
-        let trusted = self.on_answer(sent, false, now);
-        for ((id, ask), answer) in batch.asking.into_iter().zip(batch.exchange.asks).zip(exchanged.answers) {
-            self.on_asked(id, &ask, answer, sent, now);
-        }
-        trusted
-    }
-
-    fn on_asked(&mut self, id: Id, ask: &Ask, answer: Answer<H>, sent: Instant, now: Instant) {
-        let first_lease = !self.holds_any();
-        let next_poll = sent + self.poll_interval();
-        let number = self.terms + 1;
-        let Some(candidate) = self.candidates.get_mut(&id) else {
-            // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
-            match answer {
-                Answer::Granted(held) => self.releases.push(Release::orphan(held, ask)),
-                Answer::Busy { registered: true } => self.withdrawals.push(ask.key),
-                Answer::Busy { registered: false } | Answer::Failed(_) => {}
-            }
-            return;
-        };
-        let place = &candidate.place;
-        match (&mut candidate.phase, answer) {
-            (Phase::Waiting(waiting), Answer::Granted(held)) => {
-                self.terms = number;
-                let deadline = sent + self.bounds.trust;
-                let term = Arc::new(Term::new(place, number, deadline, Arc::clone(&self.options)));
-                info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
-                // A clean end of the term before: we were told of the release, and got the lease by asking then.
-                let clean = waiting.freed;
-                let start_at =
-                    (!clean && !place.takeover_delay.is_zero()).then(|| now + place.takeover_delay);
-                if first_lease {
-                    self.heartbeat_sent = sent;
-                }
-                if start_at.is_some() {
-                    place.show(State::Blocked);
-                } else {
-                    place.lead(&term, now);
-                }
-                candidate.phase = Phase::Held { held, term, start_at, remind_at: None };
-            }
-            (Phase::Waiting(waiting), Answer::Busy { registered }) => {
-                if waiting.registered {
-                    debug!(name = %place.name, "held by somebody else");
-                } else {
-                    info!(name = %place.name, identity = %self.options.identity, "stands by: held by somebody else");
-                }
-                waiting.asking = false;
-                self.poll_at.get_or_insert(next_poll);
-                // A withdrawal that is yet to be sent is for whoever asked before.
-                waiting.registered = registered && !self.withdrawals.contains(&ask.key);
-                if !registered && waiting.due.is_none() {
-                    waiting.due = Some(now);
-                }
-                // Whoever was quicker may end uncleanly. A release told while we asked stays told: `due` is set.
-                waiting.freed &= waiting.due.is_some();
-            }
-            (Phase::Waiting(waiting), Answer::Failed(why)) => {
-                warn!(name = %place.name, identity = %self.options.identity, why, "refused");
-                waiting.asking = false;
-                self.poll_at.get_or_insert(next_poll);
-                waiting.freed &= waiting.due.is_some();
-            }
-            (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
-            (_, Answer::Busy { registered: true }) => self.withdrawals.push(place.key),
-            (_, Answer::Busy { .. } | Answer::Failed(_)) => {}
-        }
-    }
-
-    /// A statement was answered: what is held is trusted on.
-    fn on_answer(&mut self, sent: Instant, heartbeat: bool, now: Instant) -> Result<(), LossCause> {
-        if !heartbeat && !self.enforcement.any_answer_renews {
-            return self.on_time(now);
-        }
-        let deadline = sent + self.bounds.trust;
-        for candidate in self.candidates.values() {
-            if let Phase::Held { term, .. } = &candidate.phase
-                && !term.renew(deadline, now)
-            {
-                return Err(LossCause::Deadline);
-            }
-        }
-        Ok(())
-    }
-
-    /// A message was sent.
-    ///
-    /// # Errors
-    ///
-    /// As for [`on_heartbeat`](Self::on_heartbeat).
-    pub(crate) fn on_published(
-        &mut self,
-        message: Outgoing,
-        sent: Instant,
-        now: Instant,
-    ) -> Result<(), LossCause> {
-        message.sent.send(true).ok();
-        self.on_answer(sent, false, now)
-    }
-
     /// A key was released by somebody: ask at once, and once more if a question is on its way.
     pub(crate) fn on_freed(&mut self, key: Key, now: Instant) {
         for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
@@ -715,85 +496,6 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn dismiss(&mut self) {
         self.dismissed = true;
         self.candidates.retain(|_, candidate| matches!(candidate.phase, Phase::Lost { .. }));
-    }
-}
-
-impl<H> Statement<H> {
-    /// It will not be answered: its session is lost.
-    pub(crate) fn unanswered(self) {
-        match self {
-            Self::Heartbeat(heartbeat) => {
-                for check in heartbeat.checks {
-                    check.reply.send(false).ok();
-                }
-            }
-            // The end of the session frees these; their jobs had ended while they were held.
-            Self::Exchange(batch) => {
-                for release in batch.releases {
-                    release.done(Parting::Released);
-                }
-            }
-            Self::Publish(message) => {
-                message.sent.send(false).ok();
-            }
-        }
-    }
-}
-
-impl<H> Candidate<H> {
-    /// Ends the term that it holds, if it holds one.
-    fn lose(&mut self, cause: &LossCause, identity: &str, now: Instant) {
-        let Phase::Held { term, start_at, .. } = &self.phase else { return };
-        let sqlstate = match cause {
-            LossCause::Closed { sqlstate, .. } => sqlstate.as_deref(),
-            _ => None,
-        };
-        term.lose(cause.clone(), now);
-        warn!(name = %term.name, term = term.number, identity, %cause, sqlstate, "lost");
-        if start_at.is_some() {
-            // Its job has not started, and its run has not heard of the term: nobody to wait for.
-            self.place.show(State::Standby);
-            self.phase = Phase::Waiting(Waiting::from(now));
-        } else {
-            self.place.show(State::Draining);
-            // A process that has just been thawed gets its chance to drop the job: nothing was polled meanwhile.
-            let overrun_at = term.drop_at().map_or(now, |at| at.max(now)) + OVERRUN_MARGIN;
-            self.phase = Phase::Lost { term: Arc::clone(term), overrun_at, overrun: false };
-        }
-    }
-}
-
-impl<H> Phase<H> {
-    /// When a job that has lost its lease is taken for stuck.
-    fn overrun_at(&self) -> Option<Instant> {
-        match self {
-            Self::Lost { overrun_at, .. } => Some(*overrun_at),
-            _ => None,
-        }
-    }
-}
-
-impl Waiting {
-    /// Asks first at that instant, and not before.
-    const fn from(at: Instant) -> Self {
-        Self { due: Some(at), not_before: Some(at), asking: false, freed: false, registered: false }
-    }
-}
-
-impl<H> Release<H> {
-    fn new(held: H, place: &Place, term: &Term, done: Option<oneshot::Sender<Parting>>) -> Self {
-        Self { held, key: place.key, name: place.name.clone(), term: Some(term.number), done }
-    }
-
-    /// A lease that was granted when whoever asked had gone.
-    fn orphan(held: H, ask: &Ask) -> Self {
-        Self { held, key: ask.key, name: ask.name.clone(), term: None, done: None }
-    }
-
-    fn done(self, parting: Parting) {
-        if let Some(done) = self.done {
-            done.send(parting).ok();
-        }
     }
 }
 

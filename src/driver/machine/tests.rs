@@ -3,10 +3,14 @@
 use rand::SeedableRng as _;
 use tokio::sync::{mpsc, watch};
 
+use super::candidate::OVERRUN_MARGIN;
 use super::*;
 use crate::clock;
-use crate::driver::term::Shown;
+use crate::driver::command::Place;
+use crate::driver::term::{Shown, Term};
 use crate::name::Kind;
+use crate::name::Name;
+use crate::store::{Answer, Exchanged};
 use crate::watch::StateWatch;
 
 type Grants = mpsc::UnboundedReceiver<Result<Arc<Term>, Arc<ConnectError>>>;

@@ -1,0 +1,171 @@
+//! What the machine makes of the store's answers.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::Machine;
+use super::candidate::Phase;
+use super::statement::{Batch, Heartbeat, Outgoing, Release};
+use crate::driver::command::{Id, Parting};
+use crate::driver::term::{State, Term};
+use crate::error::LossCause;
+use crate::store::{Answer, Ask, Exchanged};
+
+impl<H: Clone> Machine<H> {
+    /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
+    ///
+    /// # Errors
+    ///
+    /// The cause, if a deadline had passed before the answer came: then the session is to be given up.
+    pub(crate) fn on_heartbeat(
+        &mut self,
+        heartbeat: Heartbeat<H>,
+        ours: &[bool],
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        for (&(id, number), ours) in heartbeat.terms.iter().zip(ours) {
+            if !ours
+                && self.holds(id, number)
+                && let Some(candidate) = self.candidates.get_mut(&id)
+            {
+                candidate.lose(&LossCause::Gone, &self.options.identity, now);
+            }
+        }
+        self.on_answer(sent, true, now)?;
+        for check in heartbeat.checks {
+            check.reply.send(self.holds(check.id, check.term)).ok();
+        }
+        Ok(())
+    }
+
+    /// Takes the answers to an exchange.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_exchange(
+        &mut self,
+        batch: Batch<H>,
+        exchanged: Exchanged<H>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        self.is_releasing = false;
+        for (release, ours) in batch.releases.into_iter().zip(exchanged.released) {
+            let (name, term, identity) = (&release.name, release.term, &self.options.identity);
+            match (ours, term) {
+                (true, Some(_)) => info!(%name, term, %identity, "released"),
+                (true, None) => debug!(%name, %identity, "released what was granted to nobody"),
+                (false, _) => warn!(%name, term, %identity, "the lease had been lost before its release"),
+            }
+            release.done(if ours { Parting::Released } else { Parting::Lost });
+        }
+        // What is held already is trusted on before anything new is granted: a grant has its own deadline.
+        let trusted = self.on_answer(sent, false, now);
+        for ((id, ask), answer) in batch.asking.into_iter().zip(batch.exchange.asks).zip(exchanged.answers) {
+            self.on_asked(id, &ask, answer, sent, now);
+        }
+        trusted
+    }
+
+    fn on_asked(&mut self, id: Id, ask: &Ask, answer: Answer<H>, sent: Instant, now: Instant) {
+        let first_lease = !self.holds_any();
+        let next_poll = sent + self.poll_interval();
+        let number = self.terms + 1;
+        let Some(candidate) = self.candidates.get_mut(&id) else {
+            // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
+            match answer {
+                Answer::Granted(held) => self.releases.push(Release::orphan(held, ask)),
+                Answer::Busy { registered: true } => self.withdrawals.push(ask.key),
+                Answer::Busy { registered: false } | Answer::Failed(_) => {}
+            }
+            return;
+        };
+        let place = &candidate.place;
+        match (&mut candidate.phase, answer) {
+            (Phase::Waiting(waiting), Answer::Granted(held)) => {
+                self.terms = number;
+                let deadline = sent + self.bounds.trust;
+                let term = Arc::new(Term::new(place, number, deadline, Arc::clone(&self.options)));
+                info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
+                // A clean end of the term before: we were told of the release, and got the lease by asking then.
+                let clean = waiting.freed;
+                let start_at =
+                    (!clean && !place.takeover_delay.is_zero()).then(|| now + place.takeover_delay);
+                if first_lease {
+                    self.heartbeat_sent = sent;
+                }
+                if start_at.is_some() {
+                    place.show(State::Blocked);
+                } else {
+                    place.lead(&term, now);
+                }
+                candidate.phase = Phase::Held { held, term, start_at, remind_at: None };
+            }
+            (Phase::Waiting(waiting), Answer::Busy { registered }) => {
+                if waiting.registered {
+                    debug!(name = %place.name, "held by somebody else");
+                } else {
+                    info!(name = %place.name, identity = %self.options.identity, "stands by: held by somebody else");
+                }
+                waiting.asking = false;
+                self.poll_at.get_or_insert(next_poll);
+                // A withdrawal that is yet to be sent is for whoever asked before.
+                waiting.registered = registered && !self.withdrawals.contains(&ask.key);
+                if !registered && waiting.due.is_none() {
+                    waiting.due = Some(now);
+                }
+                // Whoever was quicker may end uncleanly. A release told while we asked stays told: `due` is set.
+                waiting.freed &= waiting.due.is_some();
+            }
+            (Phase::Waiting(waiting), Answer::Failed(why)) => {
+                warn!(name = %place.name, identity = %self.options.identity, why, "refused");
+                waiting.asking = false;
+                self.poll_at.get_or_insert(next_poll);
+                waiting.freed &= waiting.due.is_some();
+            }
+            (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
+            (_, Answer::Busy { registered: true }) => self.withdrawals.push(place.key),
+            (_, Answer::Busy { .. } | Answer::Failed(_)) => {}
+        }
+    }
+
+    /// A statement was answered: what is held is trusted on.
+    pub(super) fn on_answer(
+        &mut self,
+        sent: Instant,
+        heartbeat: bool,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        if !heartbeat && !self.enforcement.any_answer_renews {
+            return self.on_time(now);
+        }
+        let deadline = sent + self.bounds.trust;
+        for candidate in self.candidates.values() {
+            if let Phase::Held { term, .. } = &candidate.phase
+                && !term.renew(deadline, now)
+            {
+                return Err(LossCause::Deadline);
+            }
+        }
+        Ok(())
+    }
+
+    /// A message was sent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_published(
+        &mut self,
+        message: Outgoing,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        message.sent.send(true).ok();
+        self.on_answer(sent, false, now)
+    }
+}
