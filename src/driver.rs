@@ -83,13 +83,13 @@ impl<S: Store> Driver<S> {
     pub(crate) async fn run(mut self) {
         let identity = self.options.identity.clone();
         if catch_panic(self.drive()).await.is_err() {
-            error!(identity, "the driver panicked: every lease of this locker is lost");
+            error!(%identity, "the driver panicked: every lease of this locker is lost");
             // The same order as for any loss: tell, wait for the jobs, then let go of the session.
             self.inbox.machine.on_session_lost(&LossCause::Driver, clock::now());
             self.inbox.machine.dismiss();
             self.let_jobs_end().await;
         }
-        debug!(identity, "the driver ends");
+        debug!(%identity, "the driver ends");
     }
 
     async fn drive(&mut self) {
@@ -144,7 +144,7 @@ impl<S: Store> Driver<S> {
         let identity = &self.options.identity;
         match connected {
             Ok(session) => {
-                info!(identity, "session up");
+                info!(%identity, "session up");
                 let enforcement = session.enforcement();
                 self.enforcement.send_replace(enforcement);
                 self.session = Some(session);
@@ -153,7 +153,7 @@ impl<S: Store> Driver<S> {
                 true
             }
             Err(error) => {
-                warn!(identity, %error, is_permanent = error.is_permanent(), "cannot connect to the store");
+                warn!(%identity, %error, is_permanent = error.is_permanent(), "cannot connect to the store");
                 self.inbox.cannot_connect(error);
                 false
             }

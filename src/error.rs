@@ -279,7 +279,8 @@ pub enum LossCause {
     Closed {
         /// What the store, or the socket, said.
         reason: String,
-        /// The SQLSTATE, where the store is a database and sent one.
+        /// The SQLSTATE, where the store is a database and sent one in answer to a statement. What PostgreSQL says to a
+        /// session that is idle when it ends it does not come through the client library: then this is `None`.
         sqlstate: Option<String>,
     },
     /// The session was alive, but could not be trusted any more; it was given up.

@@ -192,7 +192,7 @@ impl<H: Clone> Machine<H> {
         }
         if candidate.place.show(State::Draining) {
             *remind_at = Some(now + REMINDER);
-            info!(name = %present.name, term = present.number, %identity, reason = ?present.reason(), "told to stop");
+            info!(name = %present.name, term = present.number, %identity, reason = present.reason().map(|reason| reason.to_string()), "told to stop");
         }
         if self.options.is_broken(Sabotage::ReleaseBeforeEnd) {
             self.releases.push(Release::new(held.clone(), &candidate.place, &present, None));
@@ -251,7 +251,7 @@ impl<H: Clone> Machine<H> {
                     *remind_at = Some(now + REMINDER);
                     warn!(
                         name = %term.name, term = term.number, identity = %self.options.identity,
-                        reason = ?term.reason(), "told to stop, and goes on: does the job look at lease.cancelled()?"
+                        reason = term.reason().map(|reason| reason.to_string()), "told to stop, and goes on: does the job look at lease.cancelled()?"
                     );
                 }
                 Phase::Lost { term, overrun_at, overrun } if !*overrun && now >= *overrun_at => {

@@ -53,7 +53,7 @@ impl<H> Candidate<H> {
             _ => None,
         };
         term.lose(cause.clone(), now);
-        warn!(name = %term.name, term = term.number, identity, %cause, sqlstate, "lost");
+        warn!(name = %term.name, term = term.number, %identity, %cause, sqlstate, "lost");
         if start_at.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
             self.place.show(State::Standby);
