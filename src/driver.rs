@@ -37,6 +37,9 @@ use crate::store::{Enforcement, Event, Session, Store};
 /// Longest first wait before reconnecting; it doubles up to the retry interval. Short, since most outages are.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
+/// How many requests are taken before the work at hand gets its turn.
+const REQUESTS_AT_ONCE: usize = 64;
+
 type HeldOf<S> = <<S as Store>::Session as Session>::Held;
 
 pub(crate) struct Driver<S: Store> {
@@ -181,9 +184,10 @@ impl<S: Store> Driver<S> {
             }
             match inbox.idle(session.event()).await {
                 Ok(Some(Event::Freed(key))) => inbox.machine.on_freed(key, clock::now()),
+                Ok(Some(Event::Unregistered(key))) => inbox.machine.on_unregistered(key, clock::now()),
                 Ok(Some(Event::Message(message))) => inbox.machine.on_message(message, clock::now()),
                 Ok(Some(Event::Closed(cause))) | Err(cause) => break cause,
-                Ok(None) => {}
+                Ok(Some(Event::Ignored) | None) => {}
             }
         };
         Served::Lost(lost)
@@ -232,7 +236,7 @@ async fn carry_out<S: Store>(
             Err(cause) => (Statement::Exchange(batch), cause),
         },
         Statement::Publish(outgoing) => match inbox.answer(limit, session.publish(outgoing.message)).await {
-            Ok(()) => return inbox.machine.on_published(outgoing, sent, clock::now()),
+            Ok(taken) => return inbox.machine.on_published(outgoing, taken, sent, clock::now()),
             Err(cause) => (Statement::Publish(outgoing), cause),
         },
     };
@@ -285,16 +289,24 @@ impl<S: Store> Inbox<S> {
         enough: impl Fn(&Self) -> bool,
     ) -> Result<Option<F::Output>, LossCause> {
         let mut work = pin!(work);
-        while !enough(self) {
+        loop {
+            // Before work that may be there whenever it is looked for, such as a flood of events.
+            for _ in 0..REQUESTS_AT_ONCE {
+                let Ok(request) = self.requests.try_recv() else { break };
+                self.take(Some(request));
+            }
+            self.machine.on_time(clock::now())?;
+            if enough(self) {
+                return Ok(None);
+            }
             let wake = wake(&self.machine);
             tokio::select! {
                 biased;
                 output = &mut work => return Ok(Some(output)),
                 request = self.requests.recv(), if !self.handles_gone => self.take(request),
-                () = clock::sleep_until_some(wake) => self.machine.on_time(clock::now())?,
+                () = clock::sleep_until_some(wake) => {}
             }
         }
-        Ok(None)
     }
 
     /// Waits for an answer of the store, meanwhile taking requests.

@@ -26,8 +26,12 @@ pub enum Error {
     /// The store cannot be reached, or must not be used.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The store did not take the request in time. It is not sent later.
-    #[error("the store did not take the request within {}: try again when it can be reached", humantime::format_duration(*.limit))]
+    /// The store did not take the request, or not in time. It is not sent later.
+    #[error(
+        "the store did not take the request within {}: try again when it can be reached; on PostgreSQL the role needs \
+         the right to call pg_notify",
+        humantime::format_duration(*.limit)
+    )]
     Unanswered {
         /// The query timeout.
         limit: Duration,

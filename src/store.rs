@@ -89,6 +89,18 @@ pub(crate) struct Exchanged<H> {
 pub(crate) enum Event {
     /// A key that this session waits for was released.
     Freed(Key),
+    /// The store no longer pushes releases of this key here; one may have been missed.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "for stores that can lose a registration")
+    )]
+    Unregistered(Key),
+    /// Something that is nobody's. The driver looks at its clock and its requests before it waits for more.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "for stores whose channel others may use")
+    )]
+    Ignored,
     /// Somebody sent a message.
     Message(Message),
     /// The session is over: the store holds nothing for it any more.
@@ -142,8 +154,8 @@ pub(crate) trait Session: Send + 'static {
     fn heartbeat(&mut self, held: &[Self::Held])
     -> impl Future<Output = Result<Vec<bool>, LossCause>> + Send;
 
-    /// Sends a message to every session of the store, best effort.
-    fn publish(&mut self, message: Message) -> impl Future<Output = Result<(), LossCause>> + Send;
+    /// Sends a message to every session of the store, best effort. False if the store would not take it.
+    fn publish(&mut self, message: Message) -> impl Future<Output = Result<bool, LossCause>> + Send;
 
     /// Waits for the next event. Cancel-safe: no event is lost when the future is dropped.
     fn event(&mut self) -> impl Future<Output = Event> + Send;

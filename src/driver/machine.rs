@@ -434,6 +434,16 @@ impl<H: Clone> Machine<H> {
         }
     }
 
+    /// Releases of a key are no longer pushed: ask at once, since one may have been missed, and register anew.
+    pub(crate) fn on_unregistered(&mut self, key: Key, now: Instant) {
+        for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.registered = false;
+                waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
+            }
+        }
+    }
+
     pub(crate) fn on_message(&mut self, message: Message, now: Instant) {
         let Message::StepDown(key) = message;
         let ids: Vec<Id> = self

@@ -219,12 +219,12 @@ impl Session for FileSession {
         self.statement(work).await
     }
 
-    async fn publish(&mut self, message: Message) -> Result<(), LossCause> {
+    async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
         // To itself without a socket: that cannot get lost.
         self.events.push_back(Event::Message(message));
         let work = move |shared: &Arc<Shared>, _: &mut Locks| {
             shared.outbox().publish(message);
-            Ok(())
+            Ok(true)
         };
         self.statement(work).await
     }

@@ -115,16 +115,17 @@ impl<H: Clone> Machine<H> {
                 self.poll_at.get_or_insert(next_poll);
                 // A withdrawal that is yet to be sent is for whoever asked before.
                 waiting.registered = registered && !self.withdrawals.contains(&ask.key);
+                // Whoever was quicker may end uncleanly. A release told while we asked stays told: `due` is set.
+                waiting.freed &= waiting.due.is_some();
                 if !registered && waiting.due.is_none() {
                     waiting.due = Some(now);
                 }
-                // Whoever was quicker may end uncleanly. A release told while we asked stays told: `due` is set.
-                waiting.freed &= waiting.due.is_some();
             }
             (Phase::Waiting(waiting), Answer::Failed(why)) => {
                 warn!(name = %place.name, identity = %self.options.identity, why, "refused");
                 waiting.asking = false;
                 self.poll_at.get_or_insert(next_poll);
+                waiting.registered = false;
                 waiting.freed &= waiting.due.is_some();
             }
             (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
@@ -162,10 +163,11 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn on_published(
         &mut self,
         message: Outgoing,
+        taken: bool,
         sent: Instant,
         now: Instant,
     ) -> Result<(), LossCause> {
-        message.sent.send(true).ok();
+        message.sent.send(taken).ok();
         self.on_answer(sent, false, now)
     }
 }

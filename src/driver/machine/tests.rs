@@ -277,3 +277,30 @@ fn a_job_that_goes_on_is_complained_of_now_and_then() {
         assert_eq!(machine.next_alarm(), Some(due + REMINDER));
     }
 }
+
+/// F-30: the store says that it pushes no releases any more.
+#[test]
+fn a_lost_registration_is_renewed_at_once() {
+    let (mut machine, now) = machine(Options::default());
+    enlist(&mut machine, 1, "job", now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    assert!(machine.next_statement(now).is_none());
+    machine.on_unregistered(Key::of(Kind::Lease, "job"), now);
+    assert!(batch(&mut machine, now).exchange.asks[0].register);
+}
+
+/// F-39: a release that somebody else was quicker to take spares no delay, registered or not.
+#[test]
+fn a_release_that_was_missed_is_not_a_clean_end() {
+    let (mut machine, now) = machine(Options::default().takeover_delay(Duration::from_secs(9)));
+    let (_, state) = enlist(&mut machine, 1, "job", now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![Answer::Busy { registered: false }], now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![Answer::Granted(7)], now);
+    assert_eq!(state.get(), State::Blocked);
+}

@@ -151,8 +151,8 @@ impl Session for MemorySession {
         self.statement(move |server, _, now| server.heartbeat(&held, now)).await
     }
 
-    async fn publish(&mut self, message: Message) -> Result<(), LossCause> {
-        self.statement(move |server, _, _| server.publish(message)).await
+    async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
+        self.statement(move |server, _, _| server.publish(message)).await.map(|()| true)
     }
 
     async fn event(&mut self) -> Event {

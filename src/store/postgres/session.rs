@@ -42,6 +42,8 @@ pub(crate) struct PgSession {
     held: HashMap<Key, Held>,
     /// The keys that this session is registered as waiting for.
     waiting: HashSet<Key>,
+    /// Those that it no longer is, though nobody asked for that: to be told.
+    unregistered: Vec<Key>,
     serial: u64,
     answered: Instant,
 }
@@ -55,7 +57,17 @@ impl PgSession {
     ) -> Self {
         let (held, waiting) = (HashMap::new(), HashSet::new());
         debug!(pid = backend.pid, ?enforcement, "session with a PostgreSQL server");
-        Self { link, backend, enforcement, has_affinity, held, waiting, serial: 0, answered: clock::now() }
+        Self {
+            link,
+            backend,
+            enforcement,
+            has_affinity,
+            held,
+            waiting,
+            unregistered: Vec::new(),
+            serial: 0,
+            answered: clock::now(),
+        }
     }
 
     /// Sends a statement; `Ok(Err)` is an error that the server answered.
@@ -322,31 +334,34 @@ impl Session for PgSession {
         }
         for key in unregistered {
             self.waiting.remove(&key);
+            self.unregistered.push(key);
         }
         Ok(held.iter().map(|held| self.held.get(&held.key) == Some(held)).collect())
     }
 
-    async fn publish(&mut self, message: Message) -> Result<(), LossCause> {
+    async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
         for _ in 0..ATTEMPTS {
             match self.fetch(statements::publish(message)).await? {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(true),
                 Err((_, reason)) => warn!(?message, reason, "the message could not be sent"),
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     async fn event(&mut self) -> Event {
-        loop {
-            let notification = match self.link.next().await {
-                Ok(notification) => notification,
-                Err(cause) => return Event::Closed(self.explained(cause)),
-            };
-            match statements::read_payload(notification.payload()) {
-                Some(Announced::Freed(key)) if self.waiting.contains(&key) => return Event::Freed(key),
-                Some(Announced::Message(message)) => return Event::Message(message),
-                Some(Announced::Freed(_)) | None => {}
-            }
+        if let Some(key) = self.unregistered.pop() {
+            return Event::Unregistered(key);
+        }
+        let notification = match self.link.next().await {
+            Ok(notification) => notification,
+            Err(cause) => return Event::Closed(self.explained(cause)),
+        };
+        match statements::read_payload(notification.payload()) {
+            Some(Announced::Freed(key)) if self.waiting.contains(&key) => Event::Freed(key),
+            Some(Announced::Message(message)) => Event::Message(message),
+            // Not waited out here: anybody may send to the channel, and as much as they like.
+            Some(Announced::Freed(_)) | None => Event::Ignored,
         }
     }
 

@@ -15,6 +15,10 @@ use crate::store::Enforcement;
 /// of the whole cluster. Giving up leaves the release done, and the standbys to their polls.
 const MAX_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Since PostgreSQL 17. Where there is no such setting there is no row, and nothing is set.
+const NO_TRANSACTION_TIMEOUT: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
+    WHERE name = 'transaction_timeout';";
+
 /// How many keepalive probes may go unanswered.
 const PROBES: u32 = 5;
 
@@ -45,7 +49,7 @@ pub(super) async fn apply(
     config: &Config,
 ) -> Result<Enforcement, ConnectError> {
     let settings = settings(config, on_unix_socket);
-    let all: String = settings.iter().map(Setting::sql).collect();
+    let all: String = settings.iter().map(Setting::sql).chain([NO_TRANSACTION_TIMEOUT.to_owned()]).collect();
     if let Err(error) = link.fetch(all).await {
         // One that the server lacks undoes them all: one by one, then. Those that fail show when they are read back.
         let Some((_, reason)) = refusal::answered(&error) else { return Err(refusal::of_statement(error)) };
