@@ -23,7 +23,7 @@ async fn backend(admin: &Admin, who: &str) -> i32 {
 }
 
 /// F-19, F-15, D03, D15: the leader is told at once, and why; another one leads within a retry interval, or the same
-/// one in a new session; and so four times.
+/// one in a new session; and so five times.
 #[tokio::test]
 async fn a_terminated_backend_is_noticed_at_once() {
     let database = Database::new();
@@ -36,7 +36,7 @@ async fn a_terminated_backend_is_noticed_at_once() {
     let mut lease = a.leads().await;
     let mut b = member("b");
     b.stands_by().await;
-    for _ in 0..4 {
+    for _ in 0..5 {
         let old = database.admin().holder(key("job")).unwrap();
         let since = now();
         database.admin().terminate(old);
@@ -51,7 +51,7 @@ async fn a_terminated_backend_is_noticed_at_once() {
             lease = b.leads() => lease,
         };
         println!("told after {told:?}, taken over after {:?}", since.elapsed());
-        assert!(told < AT_ONCE && since.elapsed() < 2 * AT_ONCE);
+        assert!(told < Duration::from_millis(500) && since.elapsed() < 2 * AT_ONCE);
         assert_ne!(database.admin().holder(key("job")), Some(old));
         // Both have a session again.
         backend(database.admin(), "a").await;
@@ -86,18 +86,19 @@ async fn every_lease_of_a_dead_session_is_lost_once() {
     }
 }
 
-/// F-23: the leader's backend stands still. The lease is over by its deadline, the session is used no more, and the
-/// lock is free when the server notices.
+/// F-17, F-23: the leader's backend stands still. The lease is over by its deadline, the session is used no more, and
+/// the lock is free when the server notices.
 #[tokio::test]
 async fn a_session_without_an_answer_is_given_up() {
     let cluster = Cluster::new();
     let log = Log::default();
     let options = quick("a");
     let trust = options.bounds().trust;
-    let mut a = Member::on(&locker(&cluster, options), "job", "a", &log);
+    let (one, two) = (locker(&cluster, options), locker(&cluster, quick("b")));
+    let mut a = Member::on(&one, "job", "a", &log);
     let lease = a.leads().await;
     let old = backend(cluster.admin(), "a").await;
-    let b = Member::on(&locker(&cluster, quick("b")), "job", "b", &log);
+    let b = Member::on(&two, "job", "b", &log);
     b.stands_by().await;
 
     let (frozen, since) = (Cluster::freeze(old), now());
@@ -122,6 +123,8 @@ async fn a_session_without_an_answer_is_given_up() {
     a.stop().await.unwrap();
     b.stop().await.unwrap();
     log.assert_one_at_a_time();
+    tokio::join!(one.close(), two.close());
+    assert!(cluster.admin().advisory_rows().is_empty());
 }
 
 /// D04: an attempt that is granted after its client has given it up is undone.

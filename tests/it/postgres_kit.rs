@@ -182,7 +182,7 @@ async fn a_cut_line_is_silent_and_open_until_it_heals() {
 #[tokio::test]
 async fn a_pooler_gives_a_client_one_backend_or_every_one_in_turn() {
     let cluster = Cluster::new();
-    for (mode, backends) in [(PoolMode::Session, 1), (PoolMode::Transaction, 2)] {
+    for (mode, backends) in [(PoolMode::Session, 1), (PoolMode::Transaction, 2), (PoolMode::Statement, 2)] {
         let bouncer = PgBouncer::new(&cluster, mode, 2);
         let mut connection = PgConnection::connect_with(&bouncer.options()).await.unwrap();
         let (mut seen, since) = (std::collections::BTreeSet::new(), now());

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 use std::fmt::Write as _;
 
-use leasehold::{ConnectError, Error, Lease, Locker, RunError};
+use leasehold::{ConnectError, Error, Lease, Locker};
 
-use crate::support::postgres::{Cluster, Login, PgBouncer, PoolMode, Stop};
+use crate::support::member::over;
+use crate::support::postgres::{Cluster, Login, Stop};
 use crate::support::{Log, Member, pass, quick, until};
 
 async fn refused(url: &str) -> ConnectError {
@@ -25,7 +26,7 @@ async fn refused(url: &str) -> ConnectError {
     error
 }
 
-/// F-28: down, a wrong password, a database or a user that is not there.
+/// F-28, "bad input": down, nowhere, a wrong password, a database or a user that is not there or may not, no TLS.
 #[tokio::test]
 async fn connect_says_what_to_change() {
     let mut cluster = Cluster::with(Login::Scram, &[]);
@@ -36,49 +37,54 @@ async fn connect_says_what_to_change() {
 
     let error = refused(&cluster.url("app", "s3cret", "postgres")).await;
     assert!(matches!(error, ConnectError::Authentication { .. }), "{error:?}");
-    assert!(error.to_string().contains("password"), "{error}");
-    let error = refused(&cluster.url("nobody", "s3cret", "postgres")).await;
-    assert!(matches!(error, ConnectError::Authentication { .. }), "{error:?}");
+    assert!(error.to_string().contains("check the user, the password"), "{error}");
+    // Who may not come in does not learn what there is.
+    for url in [cluster.url("app", "s3cret", "nowhere"), cluster.url("nobody", "s3cret", "postgres")] {
+        let error = refused(&url).await;
+        assert!(matches!(error, ConnectError::Authentication { .. }), "{error:?}");
+        assert!(error.to_string().contains("check the user, the password"), "{error}");
+    }
     cluster.admin().sql("ALTER ROLE app PASSWORD 's3cret'");
     let error = refused(&cluster.url("app", "s3cret", "nowhere")).await;
     assert!(matches!(error, ConnectError::UnknownDatabase { .. }), "{error:?}");
+    assert!(error.to_string().contains("does not know the database"), "{error}");
+    cluster.admin().sql("CREATE DATABASE closed");
+    cluster.admin().sql("REVOKE CONNECT ON DATABASE closed FROM PUBLIC");
+    let error = refused(&cluster.url("app", "s3cret", "closed")).await;
+    assert!(error.to_string().contains("may connect to the database"), "{error}");
     let error = refused(&format!("{}?sslmode=require", cluster.url("app", "s3cret", "postgres"))).await;
     assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+    assert!(error.to_string().contains("no TLS connection"), "{error}");
+    let error = refused("postgres://app:s3cret@127.0.0.1:1/postgres").await;
+    assert!(error.to_string().contains("is the server up"), "{error}");
+    let error = refused("postgres://app:s3cret@no-such-host.invalid/postgres").await;
+    assert!(error.to_string().contains("cannot be reached"), "{error}");
     until("nothing is left", || cluster.admin().backends("%").is_empty()).await;
     cluster.stop(Stop::Fast).await;
     let error = refused(&cluster.url("app", "s3cret", "postgres")).await;
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
 }
 
-/// F-34: a pooler in transaction mode, with one server connection or more, is found every time; nothing stays behind
-/// on its connections. In session mode it will do.
+/// F-24: down at the start, and three times more: `connect` says so, and `run` leads whenever the server is back.
 #[tokio::test]
-async fn a_transaction_pooler_is_refused_and_a_session_pooler_serves() {
-    let cluster = Cluster::new();
-    for server_connections in [1, 2, 3] {
-        let bouncer = PgBouncer::new(&cluster, PoolMode::Transaction, server_connections);
-        for _ in 0..5 {
-            let error = refused(&bouncer.url()).await;
-            assert!(matches!(error, ConnectError::Pooler { .. }), "{server_connections}: {error:?}");
-        }
-        let lazy = Locker::postgres(bouncer.options(), quick("a")).unwrap();
-        let error = lazy.run("job", async |_: Lease| Ok::<_, Infallible>(1)).await.unwrap_err();
-        assert!(matches!(error, RunError::Refused(_)), "{error:?}");
-        lazy.close().await;
-        assert!(cluster.admin().advisory_rows().is_empty());
-        assert!(cluster.admin().backends("leasehold/%").is_empty());
-        drop(bouncer);
-    }
-    let bouncer = PgBouncer::new(&cluster, PoolMode::Session, 3);
-    let locker = Locker::connect(&bouncer.url(), quick("a")).await.unwrap();
+async fn a_server_that_is_down_is_refused_and_waited_for() {
+    let mut cluster = Cluster::new();
+    cluster.stop(Stop::Immediate).await;
+    let error = refused(&cluster.url("postgres", "s3cret", "postgres")).await;
+    assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
+    let locker = Locker::postgres(cluster.options(), quick("a")).unwrap();
     let mut member = Member::on(&locker, "job", "a", &Log::default());
-    let lease = member.leads().await;
-    assert!(lease.check().await);
+    for _ in 0..3 {
+        cluster.start().await;
+        let lease = member.leads().await;
+        cluster.stop(Stop::Immediate).await;
+        println!("{:?}", over(&lease).await);
+    }
     member.stop().await.unwrap();
     locker.close().await;
 }
 
-/// F-24: a read replica is refused by `connect` and waited for by `run`, until it is promoted.
+/// F-24, F-31: a read replica is refused by `connect` and waited for by `run`, until it is promoted.
 #[tokio::test]
 async fn a_read_replica_is_refused_and_waited_for() {
     let primary = Cluster::new();
@@ -90,7 +96,7 @@ async fn a_read_replica_is_refused_and_waited_for() {
     let mut member = Member::on(&locker, "job", "a", &log);
     pass(std::time::Duration::from_millis(500)).await;
     assert!(log.lines().is_empty() && standby.admin().advisory_rows().is_empty());
-    standby.admin().sql("SELECT pg_promote()");
+    assert_eq!(standby.admin().sql("SELECT pg_promote()"), [["t"]]);
     member.leads().await;
     member.stop().await.unwrap();
     locker.close().await;

@@ -34,13 +34,19 @@ async fn the_defaults_of_a_role_do_no_harm() {
     let locker = |options| Locker::postgres(target.clone(), options).unwrap();
     // Few heartbeats: one each 2 s.
     let rare = |who| sleepy(who).heartbeat_interval(Duration::from_secs(2));
-    let mut a = Member::on(&locker(rare("a")), "job", "a", &log);
+    // An identity that has to be quoted in every way.
+    let first = locker(rare("o'n\\e"));
+    let mut a = Member::on(&first, "job", "a", &log);
     let lease = a.leads().await;
+    assert!(first.bounds().vacancy_silent.is_some());
+    let names = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'lease%'";
+    assert_eq!(cluster.admin().sql(names), [["leasehold/o'n\\e"]]);
     let mut b = Member::on(&locker(rare("b")), "job", "b", &log);
     b.stands_by().await;
     let sessions = cluster.admin().backends("leasehold/%");
     pass(Duration::from_secs(4)).await;
     assert_eq!(cluster.admin().backends("leasehold/%"), sessions);
+    assert!(lease.is_held());
     assert!(lease.check().await);
     a.stop().await.unwrap();
     // By the push: it sleeps for an hour.

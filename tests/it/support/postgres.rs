@@ -71,6 +71,31 @@ impl Cluster {
 
     /// A server with these settings (`max_connections=20`), beside those that make it quick.
     pub(crate) fn with(login: Login, settings: &[&str]) -> Self {
+        Self::on(Self::folder(login), settings)
+    }
+
+    /// A server that speaks TLS too, as `localhost`, with a [certificate](Self::certificate) that it signed itself.
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_tls() -> Self {
+        let dir = Self::folder(Login::Trust);
+        // Where a server looks for them.
+        let (key, certificate) = (dir.path().join("data/server.key"), dir.path().join("data/server.crt"));
+        let mut made = programs::command("openssl");
+        made.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
+        made.args(["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]);
+        made.args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout"]).arg(key);
+        programs::run(made.arg("-out").arg(certificate));
+        Self::on(dir, &["ssl=on"])
+    }
+
+    /// The certificate of a server [with TLS](Self::with_tls), which is its own authority.
+    #[cfg(feature = "tls")]
+    pub(crate) fn certificate(&self) -> PathBuf {
+        self.dir.path().join("data/server.crt")
+    }
+
+    /// The folder of a new server, with its data in it.
+    fn folder(login: Login) -> TempDir {
         let dir = programs::folder();
         // As root it keeps the owner.
         programs::run(Command::new("cp").arg("-Rp").arg(template()).arg(dir.path().join("data")));
@@ -80,7 +105,7 @@ impl Cluster {
              host replication all 127.0.0.1/32 trust\n"
         );
         fs::write(dir.path().join("data/pg_hba.conf"), hba).unwrap();
-        Self::on(dir, settings)
+        dir
     }
 
     /// A hot standby of a server, which streams from it.

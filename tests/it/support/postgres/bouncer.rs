@@ -15,6 +15,7 @@ use super::{Cluster, free_port, programs};
 pub(crate) enum Mode {
     Session,
     Transaction,
+    Statement,
 }
 
 /// A pooler of the test's own; its connections are the superuser's.
@@ -30,10 +31,17 @@ pub(crate) struct PgBouncer {
 impl PgBouncer {
     /// A pooler with this many server connections, which it uses in turn.
     pub(crate) fn new(cluster: &Cluster, mode: Mode, server_connections: u32) -> Self {
+        let settings = format!("min_pool_size = {server_connections}\nserver_round_robin = 1");
+        Self::with(cluster, mode, server_connections, &settings)
+    }
+
+    /// A pooler with so many server connections at most, as it is delivered but for these lines of settings.
+    pub(crate) fn with(cluster: &Cluster, mode: Mode, server_connections: u32, settings: &str) -> Self {
         let (dir, log) = (programs::folder(), ServerLog::default());
         let pool_mode = match mode {
             Mode::Session => "session",
             Mode::Transaction => "transaction",
+            Mode::Statement => "statement",
         };
         for _ in 0..5 {
             let port = free_port();
@@ -41,8 +49,7 @@ impl PgBouncer {
             let text = format!(
                 "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
                  listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {pool_mode}\n\
-                 default_pool_size = {server_connections}\nmin_pool_size = {server_connections}\n\
-                 server_round_robin = 1\n",
+                 default_pool_size = {server_connections}\n{settings}\n",
                 cluster.dir().display(),
                 cluster.port(),
             );
