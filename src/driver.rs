@@ -189,6 +189,8 @@ impl<S: Store> Driver<S> {
                 Ok(Some(Event::Closed(cause))) | Err(cause) => break cause,
                 Ok(Some(Event::Ignored) | None) => {}
             }
+            // Events that come faster than they are taken must not keep the runtime from its timers and sockets.
+            tokio::task::yield_now().await;
         };
         Served::Lost(lost)
     }
@@ -384,4 +386,78 @@ async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
         Err(panic) => std::task::Poll::Ready(Err(panic)),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Message};
+    use crate::{Lease, Locker};
+
+    const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
+
+    /// A store that grants everything, and has always something to tell.
+    struct Flooding;
+
+    impl Store for Flooding {
+        type Session = Self;
+
+        fn enforcement(&self) -> Enforcement {
+            ENFORCEMENT
+        }
+
+        async fn connect(&mut self) -> Result<Self, ConnectError> {
+            Ok(Self)
+        }
+    }
+
+    impl Session for Flooding {
+        type Held = ();
+
+        fn enforcement(&self) -> Enforcement {
+            ENFORCEMENT
+        }
+
+        async fn exchange(&mut self, exchange: &Exchange<()>) -> Result<Exchanged<()>, LossCause> {
+            let answers = exchange.asks.iter().map(|_| Answer::Granted(())).collect();
+            Ok(Exchanged { released: vec![true; exchange.releases.len()], answers })
+        }
+
+        async fn heartbeat(&mut self, held: &[()]) -> Result<Vec<bool>, LossCause> {
+            Ok(vec![true; held.len()])
+        }
+
+        async fn publish(&mut self, _: Message) -> Result<bool, LossCause> {
+            Ok(true)
+        }
+
+        async fn event(&mut self) -> Event {
+            Event::Ignored
+        }
+
+        async fn end(self) {}
+    }
+
+    /// D06, D21: whatever floods a session, the driver looks at its requests and its clock.
+    #[tokio::test]
+    async fn a_flood_of_events_starves_neither_requests_nor_heartbeats() {
+        let options = Options::default()
+            .heartbeat_interval(Duration::from_millis(10))
+            .query_timeout(Duration::from_millis(100))
+            .identity("flooded");
+        let locker = Locker::on_thread(Flooding, options).unwrap();
+        let trust = locker.bounds().trust;
+        let led = locker.run("job", async |lease: Lease| {
+            let deadline = lease.deadline();
+            while lease.deadline() < deadline + trust {
+                assert!(lease.check().await, "{:?}", lease.reason());
+            }
+            Ok::<_, Infallible>(())
+        });
+        let led = tokio::time::timeout(Duration::from_mins(1), led).await.expect("the driver is starved");
+        assert_eq!(led.unwrap(), Some(()));
+        locker.close().await;
+    }
 }

@@ -199,7 +199,7 @@ impl Locker {
 
     /// Starts the driver on its own thread: work that blocks the user's threads costs no lease. Its events go to the
     /// subscriber that is current here.
-    fn on_thread<S: Store>(store: S, options: Options) -> Result<Self, Error> {
+    pub(crate) fn on_thread<S: Store>(store: S, options: Options) -> Result<Self, Error> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|_| Error::Driver)?;
         let (locker, driver) = Self::new(store, options, rand::make_rng());

@@ -97,7 +97,7 @@ pub(crate) enum Event {
     Unregistered(Key),
     /// Something that is nobody's. The driver looks at its clock and its requests before it waits for more.
     #[cfg_attr(
-        not(feature = "postgres"),
+        not(any(test, feature = "postgres")),
         expect(dead_code, reason = "for stores whose channel others may use")
     )]
     Ignored,

@@ -323,3 +323,25 @@ async fn an_unlock_of_everything_is_a_loss_of_everything_held() {
     locker.close().await;
     assert!(postgres.database.admin().advisory_rows().is_empty());
 }
+
+/// F-30: a standby that lost its place among those who wait takes it again, and is still pushed awake.
+#[tokio::test]
+async fn a_standby_that_lost_its_registration_is_pushed_awake_all_the_same() {
+    let stage = crate::support::Stage::postgres();
+    let crate::support::Stage::Postgres(postgres) = &stage else { unreachable!("it was made so") };
+    let log = Log::default();
+    let (a, b) = (stage.locker(sleepy("a")), stage.locker(sleepy("b")));
+    let mut leader = Member::on(&a, "job", "a", &log);
+    leader.leads().await;
+    let mut standby = Member::on(&b, "job", "b", &log);
+    standby.stands_by().await;
+    let key = leasehold::Key::of(leasehold::Kind::Lease, "job");
+    until("it waits", || postgres.database.admin().waiters(key) == 1).await;
+    let session = backend(postgres.database.admin(), "b").await;
+    postgres.proxy.slip_in(session, "SELECT pg_advisory_unlock_all()").unwrap();
+    until("it waits again", || postgres.database.admin().waiters(key) == 1).await;
+    leader.stop().await.unwrap();
+    standby.leads().await;
+    standby.stop().await.unwrap();
+    log.assert_one_at_a_time();
+}

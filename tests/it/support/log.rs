@@ -52,6 +52,7 @@ impl Log {
 
     /// As the next, of names that are led beside each other: the log knows each by a name of its own.
     #[track_caller]
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for several names on one server"))]
     pub(crate) fn assert_one_at_a_time_of_each(&self) -> usize {
         let mut leading = std::collections::BTreeSet::new();
         let mut terms = 0;

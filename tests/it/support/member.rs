@@ -45,6 +45,7 @@ impl Member {
     }
 
     /// What the log knows it as.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for tests with more than two members"))]
     pub(crate) fn who(&self) -> &str {
         &self.who
     }
