@@ -1,6 +1,8 @@
 //! One Locker on PostgreSQL is one session: its own, apart from every pool, and nothing is left on the server.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use leasehold::{Key, Kind, Lease, Locker};
 use sqlx::postgres::PgPoolOptions;
@@ -180,4 +182,31 @@ async fn close_leaves_nothing_on_the_server() {
     assert!(since.elapsed() < AT_ONCE);
     assert_eq!(leader.outcome().await.unwrap(), None);
     assert_eq!(standby.outcome().await.unwrap(), None);
+}
+
+/// D15, F-08: a lease outlives the lifetime of the connections of the pool whose options the Locker was made from.
+#[tokio::test]
+async fn a_lease_outlives_the_connections_of_a_pool() {
+    let database = Database::new();
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .max_lifetime(Duration::from_millis(200))
+        .connect_with(database.options())
+        .await
+        .unwrap();
+    let locker = Locker::postgres(pool.connect_options(), quick("a")).unwrap();
+    let led = locker.run("job", async |lease: Lease| {
+        let session = database.admin().holder(key("job"));
+        let mut connections = HashSet::new();
+        while connections.len() < 5 {
+            let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&pool).await.unwrap();
+            connections.insert(pid);
+        }
+        assert!(lease.check().await);
+        assert_eq!(database.admin().holder(key("job")), session);
+        Ok::<_, Infallible>(lease.term())
+    });
+    assert_eq!(led.await.unwrap(), Some(1));
+    pool.close().await;
+    locker.close().await;
 }
