@@ -1,4 +1,4 @@
-//! Replicas as processes, which are stopped and killed. On the file store: the one that processes can share.
+//! Replicas as processes, which are stopped and killed, on the stores that processes can share.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,11 +62,22 @@ async fn a_stopped_replica_stands_still() {
     }
 }
 
-/// F-04, F-37: processes that hand over, and one that is killed and replaced every few terms.
+/// F-04, F-37: processes that hand over.
 #[tokio::test]
 async fn bodies_of_processes_never_overlap() {
-    let (stage, lines) = (Stage::files(), Lines::new());
-    let spawn = |who: usize| spawn(&stage, &quick(&format!("r{who}")), &lines, "hand-over");
+    hand_over_thirty_times(&Stage::files()).await;
+}
+
+/// F-04, F-37
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn bodies_of_processes_never_overlap_on_postgres() {
+    hand_over_thirty_times(&Stage::postgres()).await;
+}
+
+async fn hand_over_thirty_times(stage: &Stage) {
+    let lines = Lines::new();
+    let spawn = |who: usize| spawn(stage, &quick(&format!("r{who}")), &lines, "hand-over");
     let mut replicas: Vec<_> = (0..4).map(spawn).collect();
     until("thirty terms", || lines.count("start") >= 30).await;
     for replica in &mut replicas {
@@ -106,6 +117,29 @@ async fn a_standby_leads_when_the_leader_is_killed() {
     assert!(leader.wait().await.success());
     assert_eq!(lines.count("start"), 6);
     assert_eq!(lines.count("end"), 1);
+}
+
+/// F-18: five times in a row. The kernel closes the dead process's socket, and the server frees its locks.
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn a_standby_leads_on_postgres_when_the_leader_is_killed() {
+    let (stage, lines) = (Stage::postgres(), Lines::new());
+    let mut leader = spawn(&stage, &quick("0"), &lines, "hold");
+    let mut seen = lines.wait_for("0 tick", 0).await;
+    for round in 1..=5 {
+        let standby = spawn(&stage, &quick(&round.to_string()), &lines, "hold");
+        until("it stands by", || stage.waiters("job") == Some(1)).await;
+        leader.kill();
+        let killed = now();
+        seen = lines.wait_for(&format!("{round} start"), seen).await;
+        assert!(killed.elapsed() < AT_ONCE);
+        leader = standby;
+    }
+    leader.terminate();
+    assert!(leader.wait().await.success());
+    assert_eq!((lines.count("start"), lines.count("end")), (6, 1));
+    until("the sessions are gone", || stage.sessions() == 0).await;
+    assert!(stage.is_free("job"));
 }
 
 /// F-17, D07: SIGTERM to a leader that winds down, twenty times; with an hour between two polls.

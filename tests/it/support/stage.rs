@@ -112,8 +112,15 @@ impl Stage {
         }
     }
 
+    /// Where other processes find the store. On PostgreSQL directly, without the proxy.
     pub(crate) fn url(&self) -> String {
-        format!("file:{}", self.dir().path().display())
+        match self {
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => {
+                sqlx::ConnectOptions::to_url_lossy(&postgres.database.options()).to_string()
+            }
+            _ => format!("file:{}", self.dir().path().display()),
+        }
     }
 
     pub(crate) fn lock_file(&self, name: &str) -> PathBuf {
@@ -169,7 +176,7 @@ impl Stage {
     }
 
     /// Counts who is registered as waiting; `None` where the store does not know.
-    fn waiters(&self, name: &str) -> Option<usize> {
+    pub(crate) fn waiters(&self, name: &str) -> Option<usize> {
         match self {
             Self::Files(_) => None,
             Self::Memory(memory) | Self::Expiring(memory) => Some(memory.waiters(&Name::from(name))),
