@@ -93,6 +93,9 @@ pub use options::{
     DEFAULT_STOP_GRACE, MAX_IDENTITY_BYTES, MAX_TTL, Options, OptionsError,
 };
 #[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub use sabotage::Sabotage;
+#[cfg(any(test, feature = "testing"))]
 pub use store::memory::Memory;
 /// Re-exported, since [`Lease::cancellation`] and [`Candidate::until`] speak of it.
 pub use tokio_util::sync::CancellationToken;

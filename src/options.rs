@@ -62,8 +62,8 @@ pub struct Options {
     pub(crate) max_held: usize,
     pub(crate) trust_affinity: bool,
     pub(crate) identity: String,
-    /// The product broken on purpose, in the library's own tests.
-    #[cfg(test)]
+    /// The product broken on purpose.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) sabotage: Option<Sabotage>,
 }
 
@@ -79,7 +79,7 @@ impl Default for Options {
             max_held: DEFAULT_MAX_HELD,
             trust_affinity: false,
             identity: default_identity(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             sabotage: None,
         }
     }
@@ -250,12 +250,24 @@ impl Options {
         Ok(())
     }
 
-    /// Whether the product is to be broken in this way: never outside of the library's own tests.
-    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the field is there in tests only"))]
+    /// Breaks the product in this way, so that a test can show that it would notice. Not part of the public API.
+    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn sabotage(mut self, way: Sabotage) -> Self {
+        self.sabotage = Some(way);
+        self
+    }
+
+    /// Whether the product is to be broken in this way: never outside of tests.
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(clippy::unused_self, reason = "the field is there in tests only")
+    )]
     pub(crate) fn is_broken(&self, way: Sabotage) -> bool {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "testing"))]
         return self.sabotage == Some(way);
-        #[cfg(not(test))]
+        #[cfg(not(any(test, feature = "testing")))]
         {
             let _ = way;
             false

@@ -1,10 +1,15 @@
-//! The product broken on purpose, for the twins of the safety tests: each must make the simulation fail.
+//! The product broken on purpose, for the twins of the safety tests: each must make the tests of what it breaks fail.
 //!
-//! Only the library's own tests can ask for one: see `Options::is_broken`.
+//! Only tests can ask for one: `Options::sabotage` is there under the feature `testing` alone, and no text form sets it.
 
 /// One way to break the safety argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sabotage {
+#[non_exhaustive]
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(unreachable_pub, reason = "not to be had outside of tests")
+)]
+pub enum Sabotage {
     /// The lease is released as soon as the job was told to stop, not when it has ended.
     ReleaseBeforeEnd,
     /// A session that was given up is closed at once, not when its jobs have ended.
@@ -15,4 +20,10 @@ pub(crate) enum Sabotage {
     StaleEvents,
     /// The grace to stop starts when the loss is noticed, not at the deadline.
     GraceFromNotice,
+    /// The server is not told to end a session that has fallen silent.
+    #[cfg_attr(
+        not(any(test, feature = "testing", feature = "postgres")),
+        expect(dead_code, reason = "for stores with a server")
+    )]
+    NoServerTtl,
 }

@@ -37,6 +37,7 @@ pub(crate) use self::url::options_of_url;
 use super::{Enforcement, Store};
 use crate::error::ConnectError;
 use crate::options::Options;
+use crate::sabotage::Sabotage;
 
 /// What a session needs to know of its Locker.
 #[derive(Clone, Debug)]
@@ -46,6 +47,9 @@ struct Config {
     trust: Duration,
     ttl: Duration,
     trust_affinity: bool,
+    /// The server is told to end the session when it has fallen silent: always, but for the twin of the test that
+    /// shows it.
+    ends_silent_sessions: bool,
 }
 
 /// A server that sessions are opened with.
@@ -71,6 +75,7 @@ impl PgStore {
                 trust: bounds.trust,
                 ttl: bounds.ttl,
                 trust_affinity: options.trust_affinity,
+                ends_silent_sessions: !options.is_broken(Sabotage::NoServerTtl),
             },
             has_affinity: Arc::new(AtomicBool::new(false)),
         }

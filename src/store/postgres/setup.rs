@@ -111,6 +111,10 @@ fn settings(config: &Config, on_unix_socket: bool) -> Vec<Setting> {
         ("default_transaction_deferrable", "off".to_owned(), Precaution),
         ("client_connection_check_interval", ms(lock_timeout), Precaution),
     ];
+    if !config.ends_silent_sessions {
+        settings.retain(|(name, ..)| *name != "idle_session_timeout");
+        return settings.into_iter().map(Setting::from).collect();
+    }
     if !on_unix_socket {
         // These back the idle limit up, should the server wait for us to read. They must not fire before it.
         let limit = *ttl + *trust;
@@ -121,7 +125,13 @@ fn settings(config: &Config, on_unix_socket: bool) -> Vec<Setting> {
         settings.push(("tcp_keepalives_interval", interval.min(MAX_KEEPALIVE).to_string(), Precaution));
         settings.push(("tcp_keepalives_count", PROBES.to_string(), Precaution));
     }
-    settings.into_iter().map(|(name, value, matter)| Setting { name, value, matter }).collect()
+    settings.into_iter().map(Setting::from).collect()
+}
+
+impl From<(&'static str, String, Matter)> for Setting {
+    fn from((name, value, matter): (&'static str, String, Matter)) -> Self {
+        Self { name, value, matter }
+    }
 }
 
 impl Setting {
