@@ -24,7 +24,7 @@ use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 use crate::store::file::{FileStore, directory_of_url};
 #[cfg(feature = "postgres")]
-use crate::store::postgres::{PgStore, options_of_url};
+use crate::store::postgres::{PgStore, targets_of_url};
 use crate::store::{Enforcement, Message, Store};
 use crate::watch::StateWatch;
 
@@ -59,7 +59,10 @@ impl Locker {
     /// Connects to the store of a URL now, and checks that it can be trusted.
     ///
     /// * `postgres://user:password@host:5432/database?sslmode=verify-full` is a PostgreSQL server: see
-    ///   [`postgres`](Self::postgres). `postgresql://` is the same.
+    ///   [`postgres`](Self::postgres). `postgresql://` is the same. It may name several hosts, as libpq writes them:
+    ///   `postgres://a,b:5433,c/database`. They are tried in turn, each for its share of the query timeout, until one
+    ///   is a primary; after a failover the others are found without a restart. They must be one primary and its
+    ///   replicas: several writable servers are several stores.
     /// * `file:PATH` is a directory on a local disk, absolute or relative to the working directory: for everything on
     ///   one host.
     ///
@@ -97,7 +100,11 @@ impl Locker {
         match scheme.to_ascii_lowercase().as_str() {
             "file" => Self::file(directory_of_url(url)?, options),
             #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => Self::postgres(options_of_url(url)?, options),
+            "postgres" | "postgresql" => {
+                let targets = targets_of_url(url)?;
+                options.validate()?;
+                Self::on_thread(PgStore::new(&targets, &options), options)
+            }
             #[cfg(not(feature = "postgres"))]
             "postgres" | "postgresql" => {
                 Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "postgres" }.into())
@@ -157,7 +164,7 @@ impl Locker {
         options: Options,
     ) -> Result<Self, Error> {
         options.validate()?;
-        Self::on_thread(PgStore::new(&target.into(), &options), options)
+        Self::on_thread(PgStore::new([&*target.into()], &options), options)
     }
 
     /// Makes a Locker over a store in memory, for tests.

@@ -19,6 +19,8 @@ mod postgres_facts;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_faults;
 #[cfg(all(unix, feature = "postgres"))]
+mod postgres_hosts;
+#[cfg(all(unix, feature = "postgres"))]
 mod postgres_kit;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_refusals;
