@@ -19,7 +19,7 @@ use tracing::{debug, error, info, warn};
 
 use self::candidate::{Candidate, Phase, Waiting};
 pub(crate) use self::statement::Statement;
-use self::statement::{Batch, Check, Heartbeat, Outgoing, Release};
+use self::statement::{Batch, Check, Heartbeat, Inquiry, Outgoing, Release};
 use super::command::{Again, Command, Id, Parting};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
@@ -331,6 +331,10 @@ impl<H: Clone> Machine<H> {
         if heartbeat_is_due {
             return Some(Statement::Heartbeat(self.heartbeat(now)));
         }
+        if let Some(inquiry) = self.inquiry() {
+            self.sent = now;
+            return Some(Statement::Inquiry(inquiry));
+        }
         let message = self.messages.pop_front()?;
         self.sent = now;
         Some(Statement::Publish(message))
@@ -343,7 +347,23 @@ impl<H: Clone> Machine<H> {
             || !self.releases.is_empty()
             || !self.withdrawals.is_empty()
             || !self.messages.is_empty()
-            || self.candidates.values().any(|candidate| self.is_due(candidate, now))
+            || self
+                .candidates
+                .values()
+                .any(|candidate| self.is_due(candidate, now) || candidate.wants_to_know())
+    }
+
+    /// Who is in the way of those who were refused again and again?
+    fn inquiry(&mut self) -> Option<Inquiry> {
+        let (mut keys, mut asking) = (Vec::new(), Vec::new());
+        for (id, candidate) in self.candidates.iter_mut().filter(|(_, candidate)| candidate.wants_to_know()) {
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.refusals.asked();
+                keys.push(candidate.place.key);
+                asking.push(*id);
+            }
+        }
+        (!keys.is_empty()).then_some(Inquiry { keys, asking })
     }
 
     fn is_due(&self, candidate: &Candidate<H>, now: Instant) -> bool {
@@ -475,7 +495,7 @@ impl<H: Clone> Machine<H> {
         for candidate in self.candidates.values_mut() {
             candidate.lose(cause, &self.options.identity, now);
             if let Phase::Waiting(waiting) = &mut candidate.phase {
-                (waiting.asking, waiting.registered, waiting.freed) = (false, false, false);
+                waiting.forget_session();
             }
         }
         self.poll_at = None;

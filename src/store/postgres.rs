@@ -106,9 +106,9 @@ impl Target {
             let backend = checks::look(&mut link, second, limit, config).await?;
             self.has_affinity.store(true, Ordering::Relaxed);
             let on_unix_socket = link::unix_socket(&self.options).is_some();
-            let enforcement = setup::apply(&mut link, &backend, on_unix_socket, config).await?;
+            let in_force = setup::apply(&mut link, &backend, on_unix_socket, config).await?;
             link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
-            Ok(PgSession::new(link, backend, enforcement, Arc::clone(&self.has_affinity)))
+            Ok(PgSession::new(link, backend, in_force, Arc::clone(&self.has_affinity)))
         };
         let connected = tokio::time::timeout(limit, connecting).await;
         connected.unwrap_or(Err(ConnectError::Timeout { limit }))

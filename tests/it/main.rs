@@ -11,6 +11,7 @@ mod bad_input;
 mod blocking;
 mod endings;
 mod handover;
+mod health;
 mod leaving;
 mod loss;
 mod one_leader;

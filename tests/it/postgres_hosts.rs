@@ -2,12 +2,18 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::time::Duration;
 
-use leasehold::{ConnectError, Error, Key, Kind, Locker, LossCause, Reason};
+use leasehold::{ConnectError, Error, Key, Kind, Locker, LossCause, Options, Reason};
 
 use crate::support::member::over;
 use crate::support::postgres::{Cluster, Stop};
-use crate::support::{AT_ONCE, Log, Member, now, pass, quick, until};
+use crate::support::{self, AT_ONCE, Log, Member, now, pass, until};
+
+/// Time enough for each of several hosts.
+fn quick(who: &str) -> Options {
+    support::quick(who).query_timeout(Duration::from_secs(4))
+}
 
 /// A URL that names the servers on these ports, in this order.
 fn url(ports: &[u16]) -> String {
@@ -67,7 +73,7 @@ async fn after_a_failover_the_promoted_replica_is_used() {
     let lease = member.leads().await;
     primary.stop(Stop::Immediate).await;
     assert!(matches!(over(&lease).await, Some(Reason::Lost(LossCause::Closed { .. }))));
-    pass(std::time::Duration::from_millis(300)).await;
+    pass(Duration::from_millis(300)).await;
     assert_eq!(log.count("a start"), 1, "a replica elects nobody");
     assert_eq!(standby.admin().sql("SELECT pg_promote()"), [["t"]]);
     let since = now();
@@ -92,7 +98,7 @@ async fn a_primary_that_was_demoted_is_a_loss() {
     cluster.start().await;
     assert!(matches!(over(&lease).await, Some(Reason::Lost(_))));
     until("it is a replica", || cluster.admin().one::<String>("SELECT pg_is_in_recovery()") == "t").await;
-    pass(std::time::Duration::from_millis(300)).await;
+    pass(Duration::from_millis(300)).await;
     assert_eq!(log.lines(), ["a start", "a end"]);
     assert!(cluster.admin().advisory_rows().is_empty());
     assert_eq!(cluster.admin().sql("SELECT pg_promote()"), [["t"]]);

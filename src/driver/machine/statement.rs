@@ -36,6 +36,14 @@ pub(crate) enum Statement<H> {
     Heartbeat(Heartbeat<H>),
     Exchange(Batch<H>),
     Publish(Outgoing),
+    Inquiry(Inquiry),
+}
+
+/// Who holds what is refused again and again?
+pub(crate) struct Inquiry {
+    pub(crate) keys: Vec<Key>,
+    /// Who asks, for each key.
+    pub(super) asking: Vec<Id>,
 }
 
 pub(crate) struct Heartbeat<H> {
@@ -68,6 +76,8 @@ impl<H> Statement<H> {
             Self::Publish(message) => {
                 message.sent.send(false).ok();
             }
+            // For the log only.
+            Self::Inquiry(_) => {}
         }
     }
 }

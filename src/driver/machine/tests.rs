@@ -3,11 +3,10 @@
 use rand::SeedableRng as _;
 use tokio::sync::{mpsc, watch};
 
-use super::candidate::OVERRUN_MARGIN;
 use super::*;
 use crate::clock;
 use crate::driver::command::Place;
-use crate::driver::term::{Shown, Term};
+use crate::driver::term::{OVERRUN_MARGIN, Shown, Term};
 use crate::name::Kind;
 use crate::name::Name;
 use crate::store::{Answer, Exchanged};
@@ -172,6 +171,33 @@ fn a_lost_session_tells_every_lease_and_waits_for_their_jobs() {
     let (done, _) = oneshot::channel();
     machine.on_command(Command::Ended { id: 2, term: other.number, done }, now);
     assert_eq!(machine.lost_jobs_until(), None);
+}
+
+/// D05: after three refusals the store is asked who is in the way, and when there were twice as many; after a release
+/// it is another holder, who has not refused anybody yet.
+#[test]
+fn who_is_refused_again_and_again_asks_by_whom() {
+    let (mut machine, mut now) = machine(Options::default());
+    let (_grants, _state) = enlist(&mut machine, 1, "job", now);
+    // Refuses the name so often, and tells whether the store is asked by whom after each.
+    let mut refuse = |times: usize, freed: bool| -> Vec<bool> {
+        let mut refuse = |_| {
+            if freed {
+                machine.on_freed(Key::of(Kind::Lease, "job"), now);
+            }
+            let asked = batch(&mut machine, now);
+            answer(&mut machine, asked, vec![BUSY], now);
+            now = machine.next_statement_at().unwrap();
+            let inquiry = machine.inquiry();
+            assert!(machine.inquiry().is_none(), "asked once");
+            inquiry.is_some_and(|inquiry| inquiry.keys == [Key::of(Kind::Lease, "job")])
+        };
+        (0..times).map(&mut refuse).collect()
+    };
+    let (yes, no) = (true, false);
+    assert_eq!(refuse(12, false), [no, no, yes, no, no, yes, no, no, no, no, no, yes]);
+    assert_eq!(refuse(1, true), [no]);
+    assert_eq!(refuse(3, false), [no, yes, no]);
 }
 
 /// F-43: a job that was not dropped in time blocks its thread; nothing is started beside it.
