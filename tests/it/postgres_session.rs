@@ -210,3 +210,44 @@ async fn a_lease_outlives_the_connections_of_a_pool() {
     pool.close().await;
     locker.close().await;
 }
+
+/// D16: a leader and a standby, through many beats and polls: never idle in a transaction, and between two statements
+/// there is neither a transaction nor a snapshot; under a limit of the database that would end such a session.
+#[tokio::test]
+async fn no_session_is_ever_idle_in_a_transaction() {
+    let database = Database::new();
+    let admin = database.admin();
+    let name: String = admin.one("SELECT current_database()");
+    admin.sql(&format!("ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '1s'"));
+    let log = Log::default();
+    let member =
+        |who| Member::on(&Locker::postgres(database.options(), quick(who)).unwrap(), "job", who, &log);
+    let mut leader = member("leader");
+    let lease = leader.leads().await;
+    let standby = member("standby");
+    standby.stands_by().await;
+    let beats = |locker: &Locker| locker.last_answer().unwrap();
+    let (led, stood_by) = (beats(&leader.locker), beats(&standby.locker));
+    let (mut looks, mut idle) = (0, 0);
+    let look = || {
+        let rows = admin.sql(
+            "SELECT state, xact_start IS NULL AND backend_xmin IS NULL FROM pg_stat_activity \
+             WHERE application_name LIKE 'leasehold/%'",
+        );
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        for row in rows {
+            assert!(matches!(row[0].as_str(), "idle" | "active"), "{row:?}");
+            assert!(row[0] == "active" || row[1] == "t", "{row:?}");
+            idle += usize::from(row[0] == "idle");
+        }
+        looks += 1;
+        let longer = |first, last| last > first + Duration::from_millis(1_500);
+        looks >= 100 && longer(led, beats(&leader.locker)) && longer(stood_by, beats(&standby.locker))
+    };
+    until("both have been looked at for longer than the limit", look).await;
+    println!("{idle} of {} looks met an idle session", 2 * looks);
+    assert!(idle > looks, "a session is idle nearly all of the time");
+    assert_eq!(lease.reason(), None);
+    leader.stop().await.unwrap();
+    standby.stop().await.unwrap();
+}
