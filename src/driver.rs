@@ -158,7 +158,13 @@ impl<S: Store> Driver<S> {
                 true
             }
             Err(error) => {
-                warn!(%identity, %error, is_permanent = error.is_permanent(), "cannot connect to the store");
+                let (failures, is_permanent) = (self.failures, error.is_permanent());
+                // An outage is told when it begins, and then ever more seldom.
+                if failures.is_power_of_two() || is_permanent {
+                    warn!(%identity, %error, is_permanent, failures, "cannot connect to the store");
+                } else {
+                    debug!(%identity, %error, failures, "cannot connect to the store");
+                }
                 self.inbox.cannot_connect(error);
                 false
             }

@@ -264,6 +264,8 @@ impl Locker {
     /// Closes: every job is told to stop, every lease is released when its job has ended, every run now or later
     /// returns `Ok(None)`; then the session ends.
     ///
+    /// Where the store does not answer, the session is given up after the query timeout.
+    ///
     /// It waits for all that, but for a job that it is called from: then for all the others, and the session ends
     /// when that job has ended too. A run that nobody polls cannot end: do not await this while you hold one back.
     ///

@@ -205,3 +205,23 @@ async fn a_holder_that_is_silent_for_long_is_warned_of() {
     assert_eq!((event.level, event.get("held_by")), (Level::WARN, "unknown"), "{event:?}");
     standby.stop().await.unwrap();
 }
+
+/// D26, F-28: an outage is warned of when it begins, and then ever more seldom.
+#[tokio::test]
+async fn an_outage_does_not_fill_the_log() {
+    let (memory, recorder) = (leasehold::Memory::new(), Recorder::default());
+    memory.down();
+    let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(recorder.clone()));
+    let member = Member::join(&Stage::Memory(memory), quick("a"), "job", &Log::default());
+    drop(guard);
+    let failures = |level| -> Vec<String> {
+        let all = recorder.all().into_iter();
+        all.filter(|event| event.level == level && event.get("message") == "cannot connect to the store")
+            .map(|event| event.get("failures").to_owned())
+            .collect()
+    };
+    let warned = eventually("four warnings", || failures(Level::WARN), |warned| warned.len() == 4).await;
+    assert_eq!(warned, ["1", "2", "4", "8"]);
+    assert_eq!(failures(Level::DEBUG), ["3", "5", "6", "7"]);
+    member.stop().await.unwrap();
+}
