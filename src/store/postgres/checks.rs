@@ -85,7 +85,7 @@ pub(super) async fn look(
     }
     if let Some(target) = second {
         // Short of the limit that the driver sets to it all, so that the reason is told.
-        affinity::check(link, target, config.query_timeout / 4).await?;
+        affinity::check(link, &backend, target, config.query_timeout / 4).await?;
     }
     if !locks.is_empty() {
         return Err(ConnectError::UsedSession);
