@@ -13,6 +13,7 @@ mod endings;
 mod handover;
 mod leaving;
 mod loss;
+
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_facts;
@@ -20,6 +21,8 @@ mod postgres_facts;
 mod postgres_faults;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_kit;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_poolers;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_refusals;
 #[cfg(all(unix, feature = "postgres"))]

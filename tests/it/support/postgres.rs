@@ -136,8 +136,11 @@ impl Cluster {
         let label: String = primary.admin.one(&format!("SELECT labelfile FROM {stop}"));
         programs::write(&dir.path().join("data/backup_label"), &label);
         programs::write(&dir.path().join("data/standby.signal"), "");
-        let from =
-            format!("primary_conninfo=host={} port={} user=postgres", primary.dir.path().display(), primary.port);
+        let from = format!(
+            "primary_conninfo=host={} port={} user=postgres",
+            primary.dir.path().display(),
+            primary.port
+        );
         Self::on(dir, &[&from])
     }
 
