@@ -117,7 +117,7 @@ impl<H: Clone> Machine<H> {
             }
             Command::Publish(message, sent) => {
                 let expires = now + self.options.query_timeout;
-                self.messages.push_back(Outgoing { message, expires, sent });
+                self.messages.push_back(Outgoing { message, expires, sent, has_waited: false });
             }
         }
     }
@@ -325,7 +325,15 @@ impl<H: Clone> Machine<H> {
         if heartbeat_is_due && !exchange_goes_first {
             return Some(Statement::Heartbeat(self.heartbeat(now)));
         }
+        // Exchanges that take longer than the poll interval are always due: a message waits for one of them, with what
+        // was asked before it, and no longer.
+        if self.messages.front().is_some_and(|message| message.has_waited) {
+            return self.publish(now);
+        }
         if let Some(batch) = self.batch(now) {
+            for message in &mut self.messages {
+                message.has_waited = true;
+            }
             return Some(Statement::Exchange(batch));
         }
         if heartbeat_is_due {
@@ -335,6 +343,10 @@ impl<H: Clone> Machine<H> {
             self.sent = now;
             return Some(Statement::Inquiry(inquiry));
         }
+        self.publish(now)
+    }
+
+    fn publish(&mut self, now: Instant) -> Option<Statement<H>> {
         let message = self.messages.pop_front()?;
         self.sent = now;
         Some(Statement::Publish(message))

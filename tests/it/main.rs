@@ -14,6 +14,7 @@ mod handover;
 mod health;
 mod leaving;
 mod loss;
+
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_facts;
@@ -23,6 +24,8 @@ mod postgres_faults;
 mod postgres_hosts;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_kit;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_poolers;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_refusals;
 #[cfg(all(unix, feature = "postgres"))]

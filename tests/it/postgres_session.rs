@@ -19,8 +19,12 @@ fn key(name: &str) -> i64 {
 #[tokio::test]
 async fn a_thousand_names_are_one_session_and_one_statement_a_poll() {
     let cluster = Cluster::with(Login::Trust, &["log_statement=all"]);
-    let (log, a) = (Log::default(), Locker::postgres(cluster.options(), quick("a")).unwrap());
-    let b = Locker::postgres(cluster.options(), quick("b")).unwrap();
+    // A statement about 1,000 names takes its time on a machine that is busy with other tests.
+    let locker = |who| {
+        let options = quick(who).query_timeout(Duration::from_secs(5));
+        Locker::postgres(cluster.options(), options).unwrap()
+    };
+    let (log, a, b) = (Log::default(), locker("a"), locker("b"));
     let names: Vec<String> = (0..1000).map(|n| format!("name {n}")).collect();
     let leading: Vec<_> = names.iter().map(|name| Member::on(&a, name, name, &log)).collect();
     until("all lead", || log.lines().len() == names.len()).await;

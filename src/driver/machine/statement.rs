@@ -23,6 +23,8 @@ pub(crate) struct Outgoing {
     /// What it asks for may no longer be right after that.
     pub(super) expires: Instant,
     pub(super) sent: oneshot::Sender<bool>,
+    /// An exchange was sent before it.
+    pub(super) has_waited: bool,
 }
 
 pub(super) struct Check {

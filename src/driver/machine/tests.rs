@@ -235,6 +235,21 @@ fn heartbeats_that_are_always_due_take_turns_with_exchanges() {
     assert!(matches!(machine.next_statement(later), Some(Statement::Heartbeat(_))));
 }
 
+/// Exchanges that take longer than the poll interval leave room for a message, which goes after what was asked before.
+#[test]
+fn exchanges_that_are_always_due_let_a_message_pass() {
+    let (mut machine, now) = machine(Options::default());
+    enlist(&mut machine, 1, "job", now);
+    let (sent, _is_sent) = oneshot::channel();
+    machine.on_command(Command::Publish(Message::StepDown(Key::of(Kind::Lease, "other")), sent), now);
+    let asked = batch(&mut machine, now);
+    let late = now + Duration::from_secs(9);
+    let exchanged = Exchanged { released: Vec::new(), answers: vec![BUSY] };
+    machine.on_exchange(asked, exchanged, now, late).unwrap();
+    assert!(matches!(machine.next_statement(late), Some(Statement::Publish(_))));
+    batch(&mut machine, late);
+}
+
 /// F-36: an answer that comes after the deadline gives the session up.
 #[test]
 fn a_late_answer_revives_nothing() {

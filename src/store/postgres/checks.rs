@@ -88,7 +88,7 @@ pub(super) async fn look(
     }
     if let Some(target) = second {
         // Short of the limit of it all, so that the reason is told.
-        affinity::check(link, target, limit / 4).await?;
+        affinity::check(link, &backend, target, limit / 4).await?;
     }
     if !locks.is_empty() {
         return Err(ConnectError::UsedSession);

@@ -232,11 +232,17 @@ pub(super) fn read_holders(rows: &[PgRow], holders: &mut [Option<Holder>]) -> Re
     Ok(())
 }
 
-/// Who answers, and how many transactions that server process has begun: each statement of ours is one.
-pub(super) const WHO: &str = "\
-    SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text, \
-    (SELECT pg_catalog.split_part(virtualtransaction, '/', 2)::int8 FROM pg_catalog.pg_locks \
-    WHERE locktype = 'virtualxid' AND pid = pg_catalog.pg_backend_pid() LIMIT 1)";
+/// Who answers; how many transactions that server process has begun: each statement of ours is one; and what another
+/// process is doing, and since when, where the server tells.
+pub(super) fn who(other: Option<i32>) -> String {
+    let other = other.map_or_else(|| "NULL".to_owned(), |pid| pid.to_string());
+    format!(
+        "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text, \
+         (SELECT pg_catalog.split_part(virtualtransaction, '/', 2)::int8 FROM pg_catalog.pg_locks \
+         WHERE locktype = 'virtualxid' AND pid = pg_catalog.pg_backend_pid() LIMIT 1), \
+         (SELECT state || ' since ' || state_change::text FROM pg_catalog.pg_stat_get_activity({other}::int4) LIMIT 1)"
+    )
+}
 
 /// Takes a lock for the time of this statement, and counts it in the lock table under our own process id. Nothing is
 /// left: a lock of the transaction goes with it.
