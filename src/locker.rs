@@ -103,14 +103,20 @@ impl Locker {
     /// # Ok(()) }
     /// ```
     pub async fn connect(url: &str, options: Options) -> Result<Self, Error> {
-        let locker = Self::at_url(url, options)?;
+        let locker = Self::at(url, options)?;
         let (reply, answer) = oneshot::channel();
         locker.inner.send(Request::Connect(reply))?;
         answer.await.map_err(|_| Error::Driver)??;
         Ok(locker)
     }
 
-    fn at_url(url: &str, options: Options) -> Result<Self, Error> {
+    /// Makes a Locker for the store of a URL, as [`connect`](Self::connect) does, but connects only when the first run asks:
+    /// for a service that starts before its store does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] and [`Error::Url`] for what cannot be used; [`Error::Connect`] for a directory that cannot.
+    pub fn at(url: &str, options: Options) -> Result<Self, Error> {
         let (scheme, _) = url.split_once(':').ok_or(UrlError::NoScheme)?;
         match scheme.to_ascii_lowercase().as_str() {
             "file" => Self::file(directory_of_url(url)?, options),

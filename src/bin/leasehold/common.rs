@@ -1,0 +1,121 @@
+//! What every subcommand takes: the store, the options, and how to log.
+
+use clap::{ArgAction, Args, ValueEnum};
+use leasehold::{Locker, Options};
+
+use crate::exit::Usage;
+
+/// How long a leader waits after an unclean end of another one: what kills the other one's command has that long.
+const TAKEOVER_DELAY: &str = "1s";
+
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// Where the leases are: postgres://user@host/database, or file:/var/lib/my-app/leases
+    #[arg(long, global = true, env = "LEASEHOLD_STORE", hide_env_values = true, value_name = "URL")]
+    store: Option<String>,
+    /// Between two attempts of a standby, such as 5s
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_RETRY_INTERVAL",
+        value_name = "TIME",
+        help_heading = "Options of the lease"
+    )]
+    retry_interval: Option<String>,
+    /// Between two proofs that the lease is still held
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_HEARTBEAT_INTERVAL",
+        value_name = "TIME",
+        help_heading = "Options of the lease"
+    )]
+    heartbeat_interval: Option<String>,
+    /// How long a statement may go unanswered
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_QUERY_TIMEOUT",
+        value_name = "TIME",
+        help_heading = "Options of the lease"
+    )]
+    query_timeout: Option<String>,
+    /// How long the command may take to end when it is told to, before it is killed
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_STOP_GRACE",
+        value_name = "TIME",
+        help_heading = "Options of the lease"
+    )]
+    stop_grace: Option<String>,
+    /// How long to wait after an unclean end of another leader [default: 1s]
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_TAKEOVER_DELAY",
+        value_name = "TIME",
+        help_heading = "Options of the lease"
+    )]
+    takeover_delay: Option<String>,
+    /// What this process is called in logs and in the store
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_IDENTITY",
+        value_name = "TEXT",
+        help_heading = "Options of the lease"
+    )]
+    identity: Option<String>,
+    /// Do without the second connection by which a pooler in transaction mode is found out
+    #[arg(long, global = true, env = "LEASEHOLD_TRUST_AFFINITY", help_heading = "Options of the lease")]
+    trust_affinity: bool,
+    /// Log more: -v debug, -vv all
+    #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "quiet")]
+    pub(crate) verbose: u8,
+    /// Log errors only
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// How to log
+    #[arg(long, global = true, env = "LEASEHOLD_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Common {
+    /// The store's URL. There is no default: one that silently coordinates nothing would be unsafe.
+    pub(crate) fn store(&self) -> anyhow::Result<&str> {
+        let store = self.store.as_deref().filter(|store| !store.is_empty());
+        Ok(store.ok_or(Usage::new(
+            "which store? Give --store URL, or set LEASEHOLD_STORE:\n  postgres://app:secret@db.example/app   a PostgreSQL \
+             server\n  postgres://app@db-1,db-2/app           whichever of them is the primary\n  \
+             file:/var/lib/my-app/leases            a directory, for the processes of one host",
+        ))?)
+    }
+
+    /// The library's options: what was given, by its text form.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        let given = [
+            ("retry_interval", self.retry_interval.as_deref()),
+            ("heartbeat_interval", self.heartbeat_interval.as_deref()),
+            ("query_timeout", self.query_timeout.as_deref()),
+            ("stop_grace", self.stop_grace.as_deref()),
+            ("takeover_delay", Some(self.takeover_delay.as_deref().unwrap_or(TAKEOVER_DELAY))),
+            ("identity", self.identity.as_deref()),
+            ("trust_affinity", self.trust_affinity.then_some("true")),
+        ];
+        let pairs: Vec<_> =
+            given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
+        Ok(pairs.join(",").parse()?)
+    }
+
+    /// A Locker that connects when it is first needed.
+    pub(crate) fn locker(&self) -> anyhow::Result<Locker> {
+        Ok(Locker::at(self.store()?, self.options()?)?)
+    }
+}

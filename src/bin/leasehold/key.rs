@@ -1,0 +1,70 @@
+//! `leasehold key`: the number that a name stands for, and who holds it, in SQL.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use leasehold::{Key, Kind, Name};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold key sweeper
+  psql \"$DATABASE_URL\" -c \"$(leasehold key sweeper --sql)\"")]
+pub(crate) struct Arguments {
+    /// The name
+    name: String,
+    /// What the name is of
+    #[arg(long, value_enum, default_value = "lease")]
+    kind: KindArgument,
+    /// Print the SQL alone
+    #[arg(long, conflicts_with = "json")]
+    sql: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KindArgument {
+    Lease,
+    Lock,
+    Rwlock,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { name, kind, sql, json } = arguments;
+    let name = Name::from(name.as_str());
+    name.validate().map_err(leasehold::Error::from)?;
+    let kind = match kind {
+        KindArgument::Lease => Kind::Lease,
+        KindArgument::Lock => Kind::Lock,
+        KindArgument::Rwlock => Kind::RwLock,
+    };
+    let key = Key::of(kind, name.as_str());
+    let holder = holder_sql(key);
+    if *json {
+        let object = serde_json::json!({
+            "name": name.as_str(), "key": key.get(), "hex": key.to_string(), "holder_sql": holder,
+        });
+        println!("{object}");
+    } else if *sql {
+        println!("{holder}");
+    } else {
+        println!("{}\n\n-- who holds it, on PostgreSQL:\n{holder}", key.get());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The halves of a key of 64 bits are what the lock table shows.
+fn holder_sql(key: Key) -> String {
+    let bits = key.get().cast_unsigned();
+    format!(
+        "SELECT a.pid, a.application_name, a.client_addr, a.backend_start, a.state_change\n\
+         FROM pg_locks l JOIN pg_stat_activity a USING (pid)\n\
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1\n  \
+         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())\n  \
+         AND l.classid = {} AND l.objid = {};",
+        bits >> 32,
+        bits & 0xffff_ffff,
+    )
+}
