@@ -6,6 +6,8 @@ mod common;
 mod exit;
 mod key;
 mod log;
+#[cfg(unix)]
+mod run;
 
 use std::process::ExitCode;
 
@@ -35,6 +37,13 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Runs a command while this process leads.
+    #[cfg(unix)]
+    Run(run::Arguments),
+    /// Kills the process group of a command when `run`, which started it, is dead or stands still.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Guard,
     /// Prints the number that a name stands for, and the SQL that shows who holds it.
     Key(key::Arguments),
 }
@@ -43,6 +52,10 @@ fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
     log::start(&common);
     let outcome = match command {
+        #[cfg(unix)]
+        Command::Run(arguments) => run::main(&common, arguments),
+        #[cfg(unix)]
+        Command::Guard => Ok(run::guard::main()),
         Command::Key(arguments) => key::main(&arguments),
     };
     match outcome {
