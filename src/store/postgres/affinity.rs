@@ -228,8 +228,10 @@ impl Seen {
             self.trace.steps += 1;
             self.trace.others += usize::from(answer.transaction != own.transaction + 1);
         }
-        if other.is_some() {
-            self.watch(side, answer.other.clone())?;
+        if let Some(other) = other {
+            // Behind one address there may be several servers, each with its own processes of that number.
+            let is_same_server = other.backend.server == answer.backend.server;
+            self.watch(side, answer.other.clone().filter(|_| is_same_server))?;
         }
         match side {
             Side::First => self.first = answer,
@@ -272,6 +274,15 @@ fn unclear(reason: &str) -> ConnectError {
 mod tests {
     use super::*;
     use Side::{First, Second};
+
+    #[test]
+    fn what_another_server_says_of_its_own_processes_is_no_evidence() {
+        let mut seen = Seen::new(answer((1, 7, "")));
+        let elsewhere = answer((2, 3, "active since 8"));
+        let server = "another time".to_owned();
+        seen.add(Second, Answer { backend: Backend { server, ..elsewhere.backend }, ..elsewhere }).unwrap();
+        assert_eq!(seen.trace, Trace { others: 0, steps: 0, is_hidden: true });
+    }
 
     fn answer((pid, transaction, other): (i32, i64, &str)) -> Answer {
         let other = Some(other.to_owned()).filter(|other| !other.is_empty());
