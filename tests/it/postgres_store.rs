@@ -369,7 +369,9 @@ async fn a_refused_login_is_tried_again() {
     let cluster = Cluster::with(Login::Scram, &[]);
     cluster.admin().sql("CREATE ROLE secretive LOGIN PASSWORD 'old'");
     let target = cluster.options().username("secretive").password("new").database("later");
-    let locker = Locker::postgres(target, quick("one")).unwrap();
+    // A login by password takes its time on a machine that is busy with other tests.
+    let patient = quick("one").query_timeout(Duration::from_secs(10));
+    let locker = Locker::postgres(target, patient).unwrap();
     let log = Log::default();
     let mut member = Member::on(&locker, "job", "one", &log);
     pass(Duration::from_millis(300)).await;
