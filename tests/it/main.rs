@@ -17,6 +17,8 @@ mod loss;
 
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
+mod postgres_connecting;
+#[cfg(all(unix, feature = "postgres"))]
 mod postgres_facts;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_faults;

@@ -13,6 +13,7 @@ mod bouncer;
 mod kept;
 mod programs;
 mod proxy;
+mod stall;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -32,6 +33,7 @@ pub(crate) use self::bouncer::{Mode as PoolMode, PgBouncer};
 pub(crate) use self::kept::ServerLog;
 use self::kept::{Kept, send};
 pub(crate) use self::proxy::Proxy;
+pub(crate) use self::stall::Stall;
 
 const READY: &str = "database system is ready to accept";
 /// The last line of a server that could not start.
