@@ -1,13 +1,19 @@
 //! The tests' own servers, and what breaks them: a fault that is not injected shows nothing.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, test_kill_process};
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::postgres::{PgConnectOptions, PgQueryResult};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _, SqlStr};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 use crate::support::postgres::{Cluster, Database, Login, PgBouncer, PoolMode, Proxy, Stop};
-use crate::support::{AT_ONCE, eventually, now, until};
+use crate::support::{AT_ONCE, eventually, now, pass, until};
 
 fn is_alive(pid: i32) -> bool {
     test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
@@ -140,10 +146,7 @@ async fn a_frozen_server_answers_nobody_until_it_goes_on() {
 
 #[tokio::test]
 async fn what_is_slipped_into_a_session_happens_there_and_its_client_sees_none_of_it() {
-    let database = Database::new();
-    let options = database.options();
-    let proxy = Proxy::to(options.get_host(), options.get_port());
-    let options = options.host("127.0.0.1").port(proxy.port());
+    let (database, proxy, options) = behind_a_proxy();
     let mut connection = PgConnection::connect_with(&options).await.unwrap();
     let row = sqlx::query("SELECT pg_backend_pid(), pg_try_advisory_lock(1), pg_try_advisory_lock(2)");
     let pid: i32 = row.fetch_one(&mut connection).await.unwrap().get(0);
@@ -156,27 +159,145 @@ async fn what_is_slipped_into_a_session_happens_there_and_its_client_sees_none_o
     assert_eq!(row.get::<i32, _>(0), 5);
 }
 
+/// A database, and a proxy before it; options for coming by the proxy.
+fn behind_a_proxy() -> (Database, Proxy, PgConnectOptions) {
+    let database = Database::new();
+    let target = database.options();
+    let proxy = Proxy::to(target.get_host(), target.get_port());
+    let options = target.host("127.0.0.1").port(proxy.port()).application_name("client");
+    (database, proxy, options)
+}
+
+/// Makes a table that shows by its name that the statement has reached the server.
+fn create(mut connection: PgConnection, table: &str) -> JoinHandle<Result<PgQueryResult, sqlx::Error>> {
+    let sql = format!("CREATE TABLE {table} ()");
+    tokio::spawn(async move { sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await })
+}
+
+fn exists(database: &Database, table: &str) -> bool {
+    database.admin().sql(&format!("SELECT to_regclass('{table}')")) == [[table]]
+}
+
 #[tokio::test]
 async fn a_cut_line_is_silent_and_open_until_it_heals() {
-    let database = Database::new();
-    let options = database.options();
-    let proxy = Proxy::to(options.get_host(), options.get_port());
-    let options = options.host("127.0.0.1").port(proxy.port());
-    let mut connection = PgConnection::connect_with(&options).await.unwrap();
-    sqlx::raw_sql("SET application_name = 'cut'").execute(&mut connection).await.unwrap();
+    let (database, proxy, options) = behind_a_proxy();
+    let connection = PgConnection::connect_with(&options).await.unwrap();
     proxy.cut();
-    let asked =
-        tokio::spawn(async move { sqlx::raw_sql("CREATE TABLE arrived ()").execute(&mut connection).await });
+    let asked = create(connection, "arrived");
     let late = tokio::spawn(async move { PgConnection::connect_with(&options).await });
     for _ in 0..20 {
-        assert_eq!(database.admin().sql("SELECT to_regclass('arrived')"), [[""]]);
+        assert!(!exists(&database, "arrived"));
     }
     assert!(!asked.is_finished() && !late.is_finished());
-    assert_eq!(database.admin().backends("cut").len(), 1);
+    assert_eq!(database.admin().backends("client").len(), 1);
     proxy.heal();
     asked.await.unwrap().unwrap();
     late.await.unwrap().unwrap();
-    assert_eq!(database.admin().sql("SELECT to_regclass('arrived')"), [["arrived"]]);
+    assert!(exists(&database, "arrived"));
+}
+
+#[tokio::test]
+async fn a_line_that_loses_its_answers_takes_one_statement_more_to_the_server() {
+    let (database, proxy, options) = behind_a_proxy();
+    let simple = PgConnection::connect_with(&options).await.unwrap();
+    let mut prepared =
+        PgConnection::connect_with(&options.clone().application_name("prepared")).await.unwrap();
+    proxy.cut_answers();
+    let late = tokio::spawn(async move { PgConnection::connect_with(&options).await });
+    let asked = create(simple, "arrived");
+    // Three messages, of which the last ends the statement.
+    let described =
+        tokio::spawn(async move { prepared.prepare(SqlStr::from_static("SELECT 1")).await.map(drop) });
+    until("the statement reaches the server", || exists(&database, "arrived")).await;
+    let sql = "SELECT query, state FROM pg_stat_activity WHERE application_name = 'prepared'";
+    let last = || database.admin().sql(sql);
+    eventually("the messages reach the server", last, |rows| *rows == [["SELECT 1", "idle"]]).await;
+    assert!(!asked.is_finished() && !described.is_finished() && !late.is_finished());
+    assert_eq!(database.admin().backends("client").len(), 1);
+    proxy.heal();
+    asked.await.unwrap().unwrap();
+    described.await.unwrap().unwrap();
+    late.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn half_a_statement_is_none_until_the_line_heals() {
+    let (database, proxy, options) = behind_a_proxy();
+    let connection = PgConnection::connect_with(&options).await.unwrap();
+    proxy.cut_in_statement();
+    let asked = create(connection, "arrived");
+    for _ in 0..20 {
+        assert!(!exists(&database, "arrived"));
+    }
+    assert!(!asked.is_finished());
+    proxy.heal();
+    asked.await.unwrap().unwrap();
+    assert!(exists(&database, "arrived"));
+}
+
+#[tokio::test]
+async fn of_a_statement_that_is_cut_the_first_half_reaches_the_server() {
+    // A server that shows what it reads; PostgreSQL does not.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::to("127.0.0.1", listener.local_addr().unwrap().port());
+    let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+    let start_up = [0, 0, 0, 8, 0, 3, 0, 0];
+    client.write_all(&start_up).await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    let mut read = [0; 8];
+    server.read_exact(&mut read).await.unwrap();
+    assert_eq!(read, start_up);
+    proxy.cut_in_statement();
+    client.write_all(b"Q\0\0\0\x0dSELECT 1\0").await.unwrap();
+    let mut half = [0; 7];
+    server.read_exact(&mut half).await.unwrap();
+    assert_eq!(&half, b"Q\0\0\0\x0dSE");
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(server.try_read(&mut read).unwrap_err().kind(), ErrorKind::WouldBlock);
+    proxy.heal();
+    let mut rest = [0; 7];
+    server.read_exact(&mut rest).await.unwrap();
+    assert_eq!(&rest, b"LECT 1\0");
+}
+
+#[tokio::test]
+async fn answers_that_are_late_come_in_order() {
+    let (database, proxy, options) = behind_a_proxy();
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    let delay = Duration::from_millis(300);
+    proxy.delay(delay);
+    for number in 0..3 {
+        let since = now();
+        let rows = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {number}")))
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(rows[0].get::<i32, _>(0), number);
+        assert!(since.elapsed() >= delay);
+    }
+    let since = now();
+    let late = create(connection, "arrived");
+    until("the statement reaches the server", || exists(&database, "arrived")).await;
+    // Asked for after the answer was sent, and so no way past it.
+    proxy.delay(Duration::ZERO);
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    sqlx::raw_sql("SELECT 1").execute(&mut connection).await.unwrap();
+    assert!(!late.is_finished());
+    late.await.unwrap().unwrap();
+    assert!(since.elapsed() >= delay);
+}
+
+#[tokio::test]
+async fn a_proxy_that_closes_ends_the_sessions_at_both_sides() {
+    let (database, proxy, options) = behind_a_proxy();
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    proxy.close().await;
+    until("the server's side is closed", || database.admin().backends("client").is_empty()).await;
+    let error = sqlx::raw_sql("SELECT 1").execute(&mut connection).await.unwrap_err();
+    assert!(matches!(error, sqlx::Error::Io(_)), "{error:?}");
+    PgConnection::connect_with(&options).await.unwrap_err();
+    proxy.heal();
+    PgConnection::connect_with(&options).await.unwrap();
 }
 
 #[tokio::test]
