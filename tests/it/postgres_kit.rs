@@ -1,8 +1,8 @@
 //! The tests' own servers, and what breaks them: a fault that is not injected shows nothing.
 
-use std::io::ErrorKind;
+use std::io::{BufRead as _, BufReader, ErrorKind};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, test_kill_process};
@@ -48,33 +48,49 @@ fn a_cluster_is_gone_after_a_panic() {
     assert!(!is_alive(pid) && !dir.exists());
 }
 
-/// Tells the test below that it is the process to be killed.
+/// Tells a test that it is the process to be killed.
 const TO_BE_KILLED: &str = "LEASEHOLD_TEST_TO_BE_KILLED";
 
-#[tokio::test]
-async fn a_cluster_is_gone_when_the_test_process_is_killed() {
-    use std::io::{BufRead as _, BufReader};
+fn is_to_be_killed() -> bool {
+    std::env::var_os(TO_BE_KILLED).is_some()
+}
 
-    if std::env::var_os(TO_BE_KILLED).is_some() {
-        let cluster = Cluster::new();
-        println!("\ncluster {} {}", cluster.pid(), cluster.dir().display());
-        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
-        return;
-    }
+/// Says what there is, and waits.
+fn wait_to_be_killed(what: &str) {
+    println!("\nready {what}");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+}
+
+/// Starts a test of this module in a process of its own, until it [waits](wait_to_be_killed); gives what it has said.
+fn to_be_killed(test: &str) -> (String, Child) {
     let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "postgres_kit::a_cluster_is_gone_when_the_test_process_is_killed", "--nocapture"])
+        .args(["--exact", &format!("postgres_kit::{test}"), "--nocapture"])
         .env(TO_BE_KILLED, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    let line = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("cluster ")).unwrap();
-    let mut words = line.split(' ').skip(1);
-    let (pid, dir) = (words.next().unwrap().parse().unwrap(), Path::new(words.next().unwrap()).to_owned());
-    assert!(is_alive(pid) && dir.exists());
+    let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.filter_map(|line| line.strip_prefix("ready ").map(str::to_owned)).next().unwrap();
+    (said, process)
+}
+
+fn kill(mut process: Child) {
     process.kill().unwrap();
     process.wait().unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_is_gone_when_the_test_process_is_killed() {
+    if is_to_be_killed() {
+        let cluster = Cluster::new();
+        return wait_to_be_killed(&format!("{} {}", cluster.pid(), cluster.dir().display()));
+    }
+    let (said, process) = to_be_killed("a_cluster_is_gone_when_the_test_process_is_killed");
+    let (pid, dir) = said.split_once(' ').unwrap();
+    let (pid, dir) = (pid.parse().unwrap(), Path::new(dir));
+    assert!(is_alive(pid) && dir.exists());
+    kill(process);
     until("the server and its folder are gone", || !is_alive(pid) && !dir.exists()).await;
 }
 
@@ -329,4 +345,78 @@ async fn a_standby_follows_its_primary() {
     primary.admin().sql("CREATE TABLE arrived ()");
     let look = || standby.admin().sql("SELECT to_regclass('arrived')");
     eventually("the table arrives", look, |rows| *rows == [["arrived"]]).await;
+}
+
+#[cfg(target_os = "linux")]
+mod hosts {
+    use super::*;
+    use crate::support::postgres::RemoteHost;
+    use crate::support::quick;
+    use crate::support::replica::{Lines, PROGRAM, Replica};
+
+    fn has_cable(interface: &str) -> bool {
+        Path::new("/sys/class/net").join(interface).exists()
+    }
+
+    #[tokio::test]
+    async fn a_vanished_host_is_silent_and_its_connections_stay_open_until_it_reappears() {
+        let Some(host) = RemoteHost::new() else { return };
+        let cluster = Cluster::with(Login::Trust, &[&host.listen_addresses()]);
+        let lines = Lines::new();
+        let options = quick("a").query_timeout(Duration::from_secs(10));
+        let (command, url) = (host.command(PROGRAM), host.url(&cluster));
+        let mut replica = Replica::by(command, &url, &options, "job", &lines, &["hold"]);
+        lines.wait_for("a tick", 0).await;
+        let last = || {
+            cluster.admin().sql(
+                "SELECT host(client_addr), query_start FROM pg_stat_activity \
+                 WHERE application_name = 'leasehold/a'",
+            )
+        };
+        host.vanish();
+        let before = last();
+        assert_eq!(before[0][0], host.address());
+        // Several heartbeats. Both sides are there meanwhile.
+        for _ in 0..10 {
+            lines.wait_for("a tick", lines.all().len()).await;
+            assert_eq!(last(), before);
+        }
+        host.reappear();
+        eventually("the process is heard again", last, |now| now.len() == 1 && *now != before).await;
+        replica.terminate();
+        assert!(replica.wait().await.success());
+        assert!(lines.all().iter().all(|line| line.ends_with(" 1")), "it never lost its session");
+    }
+
+    #[tokio::test]
+    async fn a_host_is_gone_when_it_is_dropped() {
+        let Some(host) = RemoteHost::new() else { return };
+        let Some(other) = RemoteHost::new() else { return };
+        assert_ne!(host.interface(), other.interface());
+        for host in [host, other] {
+            let interface = host.interface();
+            assert!(has_cable(&interface));
+            drop(host);
+            // The kernel takes a moment to tidy up.
+            until("its cable is gone", || !has_cable(&interface)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_host_is_gone_when_the_test_process_is_killed() {
+        let test = "a_host_is_gone_when_the_test_process_is_killed";
+        if is_to_be_killed() {
+            if let Some(host) = RemoteHost::new() {
+                wait_to_be_killed(&host.interface());
+            }
+            return;
+        }
+        if RemoteHost::new().is_none() {
+            return;
+        }
+        let (interface, process) = to_be_killed(&format!("hosts::{test}"));
+        assert!(has_cable(&interface));
+        kill(process);
+        until("the host is gone", || !has_cable(&interface)).await;
+    }
 }
