@@ -15,6 +15,8 @@ mod leaving;
 mod loss;
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
+mod partitions;
+#[cfg(all(unix, feature = "postgres"))]
 mod postgres_facts;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_faults;

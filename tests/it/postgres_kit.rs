@@ -70,8 +70,8 @@ fn to_be_killed(test: &str) -> (String, Child) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let said = lines.filter_map(|line| line.strip_prefix("ready ").map(str::to_owned)).next().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.find_map(|line| line.strip_prefix("ready ").map(str::to_owned)).unwrap();
     (said, process)
 }
 
@@ -347,7 +347,6 @@ async fn a_standby_follows_its_primary() {
     eventually("the table arrives", look, |rows| *rows == [["arrived"]]).await;
 }
 
-#[cfg(target_os = "linux")]
 mod hosts {
     use super::*;
     use crate::support::postgres::RemoteHost;

@@ -10,7 +10,6 @@
 
 mod admin;
 mod bouncer;
-#[cfg(target_os = "linux")]
 mod host;
 mod kept;
 mod programs;
@@ -31,7 +30,6 @@ use tempfile::TempDir;
 
 pub(crate) use self::admin::{Admin, Rows};
 pub(crate) use self::bouncer::{Mode as PoolMode, PgBouncer};
-#[cfg(target_os = "linux")]
 pub(crate) use self::host::RemoteHost;
 pub(crate) use self::kept::ServerLog;
 use self::kept::{Kept, send};
