@@ -26,13 +26,13 @@ use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use crate::clock;
-use crate::driver::command::{Id, Request};
+use crate::driver::command::{Id, Report, Request};
 use crate::driver::machine::{Machine, Statement};
 use crate::driver::term::Reason;
 use crate::error::{ConnectError, LossCause};
 use crate::options::Options;
 use crate::sabotage::Sabotage;
-use crate::store::{Enforcement, Event, Session, Store};
+use crate::store::{Event, Session, Store};
 
 /// Longest first wait before reconnecting; it doubles up to the retry interval. Short, since most outages are.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -46,8 +46,8 @@ pub(crate) struct Driver<S: Store> {
     store: S,
     session: Option<S::Session>,
     options: Arc<Options>,
-    /// What the store of the last session does of its own, for the handles.
-    enforcement: watch::Sender<Enforcement>,
+    /// For the handles.
+    report: watch::Sender<Report>,
     inbox: Inbox<S>,
     rng: StdRng,
     /// How many connections in a row have failed, or died before their first answer.
@@ -65,12 +65,13 @@ impl<S: Store> Driver<S> {
     pub(crate) fn new(
         store: S,
         options: Arc<Options>,
-        enforcement: watch::Sender<Enforcement>,
+        report: watch::Sender<Report>,
         mut rng: StdRng,
         requests: mpsc::UnboundedReceiver<Request>,
     ) -> Self {
         let machine_rng = rand::SeedableRng::seed_from_u64(rng.random());
-        let machine = Machine::new(Arc::clone(&options), *enforcement.borrow(), machine_rng, clock::now());
+        let machine =
+            Machine::new(Arc::clone(&options), report.borrow().enforcement, machine_rng, clock::now());
         let inbox = Inbox {
             machine,
             requests,
@@ -79,7 +80,7 @@ impl<S: Store> Driver<S> {
             closing: false,
             handles_gone: false,
         };
-        Self { store, session: None, options, enforcement, inbox, rng, failures: 0 }
+        Self { store, session: None, options, report, inbox, rng, failures: 0 }
     }
 
     /// Runs until every handle is gone or the Locker is closed.
@@ -149,14 +150,21 @@ impl<S: Store> Driver<S> {
             Ok(session) => {
                 info!(%identity, "session up");
                 let enforcement = session.enforcement();
-                self.enforcement.send_replace(enforcement);
+                let (shortfalls, answered) = (session.shortfalls(), Some(clock::now()));
+                self.report.send_replace(Report { enforcement, shortfalls, answered });
                 self.session = Some(session);
                 self.inbox.machine.on_session(enforcement, clock::now());
                 self.inbox.connected();
                 true
             }
             Err(error) => {
-                warn!(%identity, %error, is_permanent = error.is_permanent(), "cannot connect to the store");
+                let (failures, is_permanent) = (self.failures, error.is_permanent());
+                // An outage is told when it begins, and then ever more seldom.
+                if failures.is_power_of_two() || is_permanent {
+                    warn!(%identity, %error, is_permanent, failures, "cannot connect to the store");
+                } else {
+                    debug!(%identity, %error, failures, "cannot connect to the store");
+                }
                 self.inbox.cannot_connect(error);
                 false
             }
@@ -165,7 +173,9 @@ impl<S: Store> Driver<S> {
 
     /// Carries out statement after statement, and between them waits for what happens.
     async fn serve(&mut self) -> Served {
-        let Self { session: Some(session), inbox, options, failures, .. } = self else { return Served::Done };
+        let Self { session: Some(session), inbox, options, report, failures, .. } = self else {
+            return Served::Done;
+        };
         let lost = loop {
             let now = clock::now();
             inbox.answer_closers();
@@ -177,6 +187,7 @@ impl<S: Store> Driver<S> {
                     break cause;
                 }
                 *failures = 0;
+                report.send_modify(|report| report.answered = Some(clock::now()));
                 continue;
             }
             if inbox.is_done() {
@@ -240,6 +251,10 @@ async fn carry_out<S: Store>(
         Statement::Publish(outgoing) => match inbox.answer(limit, session.publish(outgoing.message)).await {
             Ok(taken) => return inbox.machine.on_published(outgoing, taken, sent, clock::now()),
             Err(cause) => (Statement::Publish(outgoing), cause),
+        },
+        Statement::Inquiry(inquiry) => match inbox.answer(limit, session.holders(&inquiry.keys)).await {
+            Ok(holders) => return inbox.machine.on_holders(&inquiry, holders, sent, clock::now()),
+            Err(cause) => (Statement::Inquiry(inquiry), cause),
         },
     };
     let (statement, cause) = unanswered;
@@ -393,7 +408,8 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
-    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Message};
+    use crate::name::Key;
+    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message};
     use crate::{Lease, Locker};
 
     const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
@@ -431,6 +447,10 @@ mod tests {
 
         async fn publish(&mut self, _: Message) -> Result<bool, LossCause> {
             Ok(true)
+        }
+
+        async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
+            Ok(vec![None; keys.len()])
         }
 
         async fn event(&mut self) -> Event {

@@ -159,6 +159,12 @@ pub enum ConnectError {
     /// The server is a read replica: it grants locks that the primary knows nothing of.
     #[error("the server is a read replica: connect to the primary, such as by a host name that follows it")]
     Replica,
+    /// None of the hosts that the URL names can be used.
+    #[error("none of the hosts can be used: {}", listed(.tried))]
+    NoHost {
+        /// Where, and why not; in the order in which they were tried.
+        tried: Vec<(String, ConnectError)>,
+    },
     /// The server does not have the lock functions of PostgreSQL, or has them do nothing.
     #[error("the server's advisory locks cannot be relied upon ({reason}): use a PostgreSQL server")]
     Unsupported {
@@ -191,9 +197,18 @@ impl ConnectError {
     /// Then a run ends with [`RunError::Refused`]. All else may mend itself while a run waits: servers start late,
     /// passwords rotate, replicas are promoted.
     #[must_use]
-    pub const fn is_permanent(&self) -> bool {
-        matches!(self, Self::Pooler { .. } | Self::Unsupported { .. })
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Pooler { .. } | Self::Unsupported { .. } => true,
+            Self::NoHost { tried } => tried.iter().all(|(_, error)| error.is_permanent()),
+            _ => false,
+        }
     }
+}
+
+fn listed(tried: &[(String, ConnectError)]) -> String {
+    let texts: Vec<_> = tried.iter().map(|(address, error)| format!("{address}: {error}")).collect();
+    texts.join("; ")
 }
 
 /// Why [`run`](crate::Locker::run) ended without the job's value.

@@ -11,21 +11,24 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::instrument::WithSubscriber as _;
 
 use crate::candidate::{self, Candidate};
+use crate::clock;
 use crate::driver::Driver;
-use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Request};
+use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Report, Request};
 use crate::driver::term::{Shown, State, Term};
 use crate::error::{Error, RunError, UrlError};
+use crate::health::{Health, INTERVALS_WITHOUT_AN_ANSWER, Trouble};
 use crate::lease::Lease;
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 use crate::store::file::{FileStore, directory_of_url};
 #[cfg(feature = "postgres")]
-use crate::store::postgres::{PgStore, options_of_url};
-use crate::store::{Enforcement, Message, Store};
+use crate::store::postgres::{PgStore, targets_of_url};
+use crate::store::{Message, Store};
 use crate::watch::StateWatch;
 
 /// One process's session with the store that everybody shares.
@@ -43,23 +46,38 @@ pub struct Locker {
 pub(crate) struct Inner {
     requests: mpsc::UnboundedSender<Request>,
     pub(crate) options: Arc<Options>,
-    /// What the store does of its own: as expected, and from the first session on as found.
-    enforcement: watch::Receiver<Enforcement>,
+    report: watch::Receiver<Report>,
     /// Cancelled by `close`.
     pub(crate) closing: CancellationToken,
     names: Mutex<BTreeMap<Name, Entry>>,
     next_id: AtomicU64,
 }
 
+/// One name: what its candidate does as the driver shows it, and as the candidate's own run does.
 struct Entry {
     shown: watch::Sender<Shown>,
+    run: Run,
+}
+
+/// What a run does.
+enum Run {
+    /// It does not ask, or there is none.
+    Rests,
+    Asks {
+        since: Instant,
+    },
+    /// It has a job that has not ended.
+    Works(Arc<Term>),
 }
 
 impl Locker {
     /// Connects to the store of a URL now, and checks that it can be trusted.
     ///
     /// * `postgres://user:password@host:5432/database?sslmode=verify-full` is a PostgreSQL server: see
-    ///   [`postgres`](Self::postgres). `postgresql://` is the same.
+    ///   [`postgres`](Self::postgres). `postgresql://` is the same. It may name several hosts, as libpq writes them:
+    ///   `postgres://a,b:5433,c/database`. They are tried in turn, each for its share of the query timeout, until one
+    ///   is a primary; after a failover the others are found without a restart. They must be one primary and its
+    ///   replicas: several writable servers are several stores.
     /// * `file:PATH` is a directory on a local disk, absolute or relative to the working directory: for everything on
     ///   one host.
     ///
@@ -97,7 +115,11 @@ impl Locker {
         match scheme.to_ascii_lowercase().as_str() {
             "file" => Self::file(directory_of_url(url)?, options),
             #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => Self::postgres(options_of_url(url)?, options),
+            "postgres" | "postgresql" => {
+                let targets = targets_of_url(url)?;
+                options.validate()?;
+                Self::on_thread(PgStore::new(&targets, &options), options)
+            }
             #[cfg(not(feature = "postgres"))]
             "postgres" | "postgresql" => {
                 Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "postgres" }.into())
@@ -157,7 +179,7 @@ impl Locker {
         options: Options,
     ) -> Result<Self, Error> {
         options.validate()?;
-        Self::on_thread(PgStore::new(&target.into(), &options), options)
+        Self::on_thread(PgStore::new([&*target.into()], &options), options)
     }
 
     /// Makes a Locker over a store in memory, for tests.
@@ -185,16 +207,18 @@ impl Locker {
     fn new<S: Store>(store: S, options: Options, rng: StdRng) -> (Self, Driver<S>) {
         let (requests, inbox) = mpsc::unbounded_channel();
         let options = Arc::new(options);
-        let (enforces, enforcement) = watch::channel(store.enforcement());
+        let report =
+            Report { enforcement: store.enforcement(), shortfalls: store.shortfalls(), answered: None };
+        let (reports, report) = watch::channel(report);
         let inner = Inner {
             requests,
-            enforcement,
+            report,
             options: Arc::clone(&options),
             closing: CancellationToken::new(),
             names: Mutex::default(),
             next_id: AtomicU64::new(0),
         };
-        (Self { inner: Arc::new(inner) }, Driver::new(store, options, enforces, rng, inbox))
+        (Self { inner: Arc::new(inner) }, Driver::new(store, options, reports, rng, inbox))
     }
 
     /// Starts the driver on its own thread: work that blocks the user's threads costs no lease. Its events go to the
@@ -240,6 +264,8 @@ impl Locker {
     /// Closes: every job is told to stop, every lease is released when its job has ended, every run now or later
     /// returns `Ok(None)`; then the session ends.
     ///
+    /// Where the store does not answer, the session is given up after the query timeout.
+    ///
     /// It waits for all that, but for a job that it is called from: then for all the others, and the session ends
     /// when that job has ended too. A run that nobody polls cannot end: do not await this while you hold one back.
     ///
@@ -265,11 +291,64 @@ impl Locker {
     /// A PostgreSQL server is taken to enforce everything until the first session with it has told.
     #[must_use]
     pub fn bounds(&self) -> Bounds {
+        let report = self.inner.report.borrow();
         let mut bounds = self.inner.options.bounds();
-        if !self.inner.enforcement.borrow().frees_silent_holders {
+        if !report.enforcement.frees_silent_holders {
             bounds.vacancy_silent = None;
         }
+        bounds.shortfalls.clone_from(&report.shortfalls);
         bounds
+    }
+
+    /// Tells when the store last answered anything, on the clock of tokio. `None` before the first answer.
+    ///
+    /// A Locker that contends or leads is answered at least once per retry interval (times 1.2) or heartbeat interval.
+    #[must_use]
+    pub fn last_answer(&self) -> Option<Instant> {
+        self.inner.report.borrow().answered
+    }
+
+    /// Tells whether this Locker does what it is for. It never waits: not for the store, nor for a job.
+    ///
+    /// It is bad while a job runs past the deadline of its lease, while a job overruns its grace, and while a candidate
+    /// asks and the store has not answered for three retry intervals.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// use leasehold::{Locker, Options};
+    ///
+    /// let locker = Locker::file(dir.path(), Options::default())?;
+    /// let health = locker.health();
+    /// assert!(health.is_good(), "{health}");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let now = clock::now();
+        let mut health = Health::default();
+        if self.inner.requests.is_closed() && !self.inner.closing.is_cancelled() {
+            health.troubles.push(Trouble::Driver);
+        }
+        let patience = self.inner.options.retry_interval.saturating_mul(INTERVALS_WITHOUT_AN_ANSWER);
+        let answered = self.last_answer();
+        let mut unanswered: Option<Instant> = None;
+        for (name, entry) in &*self.inner.names() {
+            match &entry.run {
+                Run::Rests => {}
+                Run::Asks { since } => {
+                    let since = answered.map_or(*since, |answered| answered.max(*since));
+                    if now.saturating_duration_since(since) >= patience {
+                        unanswered = Some(unanswered.map_or(since, |earlier| earlier.min(since)));
+                    }
+                }
+                Run::Works(term) => health.troubles.extend(trouble_of(name, term, now)),
+            }
+        }
+        health.troubles.extend(unanswered.map(|since| Trouble::Unanswered { since }));
+        health
     }
 
     /// Tells what the candidate of that name on this Locker is doing now.
@@ -312,6 +391,15 @@ impl Locker {
     }
 }
 
+/// What is wrong with a term whose job has not ended.
+fn trouble_of(name: &Name, term: &Term, now: Instant) -> Option<Trouble> {
+    let (name, deadline) = (name.clone(), term.deadline());
+    match term.overrun_at() {
+        Some(since) if now >= since => Some(Trouble::Overrun { name, since }),
+        _ => (now >= deadline).then_some(Trouble::PastDeadline { name, since: deadline }),
+    }
+}
+
 impl fmt::Debug for Locker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker").field("identity", &self.identity()).finish_non_exhaustive()
@@ -327,7 +415,7 @@ fn is_scheme(text: &str) -> bool {
 
 impl Entry {
     fn free() -> Self {
-        Self { shown: watch::Sender::new(Shown::NOBODY) }
+        Self { shown: watch::Sender::new(Shown::NOBODY), run: Run::Rests }
     }
 
     /// A candidate of that name has its seat.
@@ -400,15 +488,19 @@ impl Seat {
         (candidate::locker_address(&self.inner), self.id)
     }
 
+    /// The lease of a term whose job starts now.
     pub(crate) fn lease(&self, term: &Arc<Term>) -> Lease {
+        self.runs(Run::Works(Arc::clone(term)));
         Lease::new(Arc::clone(term), self.id, self.inner.requests.downgrade())
     }
 
     pub(crate) fn contend(&self, again: Again) {
+        self.runs(Run::Asks { since: clock::now() });
         self.tell(Command::Contend(self.id, again));
     }
 
     pub(crate) fn rest(&self) {
+        self.runs(Run::Rests);
         self.tell(Command::Rest(self.id));
     }
 
@@ -425,9 +517,16 @@ impl Seat {
 
     /// Tells that the job of a term has ended, and waits until its lease is free. `None` if the driver is gone.
     pub(crate) async fn ended(&self, term: &Term) -> Option<Parting> {
+        self.runs(Run::Rests);
         let (done, parting) = oneshot::channel();
         self.tell(Command::Ended { id: self.id, term: term.number, done });
         parting.await.ok()
+    }
+
+    fn runs(&self, run: Run) {
+        if let Some(entry) = self.inner.names().get_mut(&self.name) {
+            entry.run = run;
+        }
     }
 
     fn tell(&self, command: Command) {
@@ -440,7 +539,8 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut names = self.inner.names();
         self.tell(Command::Withdraw(self.id));
-        if let btree_map::Entry::Occupied(entry) = names.entry(self.name.clone()) {
+        if let btree_map::Entry::Occupied(mut entry) = names.entry(self.name.clone()) {
+            entry.get_mut().run = Run::Rests;
             entry.get().shown.send_replace(Shown::NOBODY);
             if entry.get().shown.receiver_count() == 0 {
                 entry.remove();

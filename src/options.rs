@@ -202,6 +202,7 @@ impl Options {
             overlap_silent: Duration::ZERO,
             overlap_killed: self.stop_grace.saturating_sub(self.takeover_delay),
             overlap_killed_and_cut_off: told_to_stopped.saturating_sub(self.takeover_delay),
+            shortfalls: Vec::new(),
         }
     }
 
@@ -346,7 +347,7 @@ impl fmt::Display for Options {
 ///
 /// *Vacancy* is time in which nobody leads though a healthy candidate waits; *overlap* is time in which the body of an
 /// old term still runs while a new one's has started. `None` is no bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
     /// How long a holder trusts its last answered statement, counted from before that statement was sent:
@@ -368,6 +369,8 @@ pub struct Bounds {
     /// Longest overlap after the server ended the session of a holder that is cut off from it, or frozen: it gives up
     /// at its deadline.
     pub overlap_killed_and_cut_off: Duration,
+    /// Why less holds than the options promise: a sentence for each thing that the store at hand does not enforce.
+    pub shortfalls: Vec<String>,
 }
 
 /// Why a set of [`Options`] is refused.

@@ -111,6 +111,21 @@ pub(crate) enum Event {
     Closed(LossCause),
 }
 
+/// Who holds a key: for people, and as much as the store can tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// What its process is called.
+    pub(crate) identity: Option<String>,
+    /// Where it comes from.
+    pub(crate) address: Option<String>,
+    /// The server's process that serves it.
+    pub(crate) pid: Option<i32>,
+    /// How old its session is.
+    pub(crate) age: Option<Duration>,
+    /// How long ago its last statement ended.
+    pub(crate) silence: Option<Duration>,
+}
+
 /// What Lockers tell each other through the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -124,6 +139,11 @@ pub(crate) trait Store: Send + 'static {
 
     /// What is to be expected of the store before the first session tells.
     fn enforcement(&self) -> Enforcement;
+
+    /// Why that is less than it could be.
+    fn shortfalls(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Opens a session and checks that it can be trusted. The driver bounds it with the query timeout; dropped in the
     /// middle it leaves nothing open.
@@ -144,6 +164,11 @@ pub(crate) trait Session: Send + 'static {
     /// What the store does of its own for this session.
     fn enforcement(&self) -> Enforcement;
 
+    /// Why that is less than it could be: a sentence for each thing that is not in force.
+    fn shortfalls(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Carries out releases and attempts, in this order, in one round trip.
     fn exchange(
         &mut self,
@@ -156,6 +181,12 @@ pub(crate) trait Session: Send + 'static {
 
     /// Sends a message to every session of the store, best effort. False if the store would not take it.
     fn publish(&mut self, message: Message) -> impl Future<Output = Result<bool, LossCause>> + Send;
+
+    /// Tells who holds these keys, exclusively, for people. `None` where nobody does, or the store cannot tell.
+    fn holders(
+        &mut self,
+        keys: &[Key],
+    ) -> impl Future<Output = Result<Vec<Option<Holder>>, LossCause>> + Send;
 
     /// Waits for the next event. Cancel-safe: no event is lost when the future is dropped.
     fn event(&mut self) -> impl Future<Output = Event> + Send;

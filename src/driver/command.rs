@@ -10,7 +10,18 @@ use tokio_util::sync::CancellationToken;
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
 use crate::name::{Key, Name};
-use crate::store::Message;
+use crate::store::{Enforcement, Message};
+
+/// What the driver tells the handles of the store, whenever it learns it.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    /// What the store does of its own: as expected, and from the first session on as found.
+    pub(crate) enforcement: Enforcement,
+    /// Why that is less than it could be.
+    pub(crate) shortfalls: Vec<String>,
+    /// When it last answered anything.
+    pub(crate) answered: Option<Instant>,
+}
 
 /// Tells apart the candidates of one Locker, also those of one name that follow each other.
 pub(crate) type Id = u64;

@@ -19,7 +19,7 @@ use tracing::{debug, error, info, warn};
 
 use self::candidate::{Candidate, Phase, Waiting};
 pub(crate) use self::statement::Statement;
-use self::statement::{Batch, Check, Heartbeat, Outgoing, Release};
+use self::statement::{Batch, Check, Heartbeat, Inquiry, Outgoing, Release};
 use super::command::{Again, Command, Id, Parting};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
@@ -117,7 +117,7 @@ impl<H: Clone> Machine<H> {
             }
             Command::Publish(message, sent) => {
                 let expires = now + self.options.query_timeout;
-                self.messages.push_back(Outgoing { message, expires, sent });
+                self.messages.push_back(Outgoing { message, expires, sent, has_waited: false });
             }
         }
     }
@@ -325,12 +325,28 @@ impl<H: Clone> Machine<H> {
         if heartbeat_is_due && !exchange_goes_first {
             return Some(Statement::Heartbeat(self.heartbeat(now)));
         }
+        // Exchanges that take longer than the poll interval are always due: a message waits for one of them, with what
+        // was asked before it, and no longer.
+        if self.messages.front().is_some_and(|message| message.has_waited) {
+            return self.publish(now);
+        }
         if let Some(batch) = self.batch(now) {
+            for message in &mut self.messages {
+                message.has_waited = true;
+            }
             return Some(Statement::Exchange(batch));
         }
         if heartbeat_is_due {
             return Some(Statement::Heartbeat(self.heartbeat(now)));
         }
+        if let Some(inquiry) = self.inquiry() {
+            self.sent = now;
+            return Some(Statement::Inquiry(inquiry));
+        }
+        self.publish(now)
+    }
+
+    fn publish(&mut self, now: Instant) -> Option<Statement<H>> {
         let message = self.messages.pop_front()?;
         self.sent = now;
         Some(Statement::Publish(message))
@@ -343,7 +359,23 @@ impl<H: Clone> Machine<H> {
             || !self.releases.is_empty()
             || !self.withdrawals.is_empty()
             || !self.messages.is_empty()
-            || self.candidates.values().any(|candidate| self.is_due(candidate, now))
+            || self
+                .candidates
+                .values()
+                .any(|candidate| self.is_due(candidate, now) || candidate.wants_to_know())
+    }
+
+    /// Who is in the way of those who were refused again and again?
+    fn inquiry(&mut self) -> Option<Inquiry> {
+        let (mut keys, mut asking) = (Vec::new(), Vec::new());
+        for (id, candidate) in self.candidates.iter_mut().filter(|(_, candidate)| candidate.wants_to_know()) {
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.refusals.asked();
+                keys.push(candidate.place.key);
+                asking.push(*id);
+            }
+        }
+        (!keys.is_empty()).then_some(Inquiry { keys, asking })
     }
 
     fn is_due(&self, candidate: &Candidate<H>, now: Instant) -> bool {
@@ -475,7 +507,7 @@ impl<H: Clone> Machine<H> {
         for candidate in self.candidates.values_mut() {
             candidate.lose(cause, &self.options.identity, now);
             if let Phase::Waiting(waiting) = &mut candidate.phase {
-                (waiting.asking, waiting.registered, waiting.freed) = (false, false, false);
+                waiting.forget_session();
             }
         }
         self.poll_at = None;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +12,10 @@ use crate::error::LossCause;
 use crate::name::Name;
 use crate::options::Options;
 use crate::sabotage::Sabotage;
+
+/// A run drops its job at the instant when the grace is over; only this much later the job is taken for stuck. Well
+/// inside the slack of every ttl.
+pub(crate) const OVERRUN_MARGIN: Duration = Duration::from_millis(100);
 
 /// Why a term ends, or has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,6 +157,11 @@ impl Term {
         self.vital().drop_at
     }
 
+    /// When a job that has not ended is taken for stuck, once that is settled.
+    pub(crate) fn overrun_at(&self) -> Option<Instant> {
+        self.drop_at().map(|at| at + OVERRUN_MARGIN)
+    }
+
     /// Whether the lease is held at this instant. A deadline found passed ends the term for good.
     pub(crate) fn is_held(&self, now: Instant) -> bool {
         self.expire(now);
@@ -234,8 +244,6 @@ impl Term {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::sync::{mpsc, watch};
 
     use super::*;

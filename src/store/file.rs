@@ -25,7 +25,7 @@ use self::disk::Disk;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};
-use super::{Answer, Enforcement, Event, Exchange, Exchanged, Message, Session, Store};
+use super::{Answer, Enforcement, Event, Exchange, Exchanged, Holder, Message, Session, Store};
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::name::Key;
 
@@ -51,6 +51,13 @@ pub(crate) fn directory_of_url(url: &str) -> Result<PathBuf, UrlError> {
 /// The kernel frees at the death of a process, never before.
 const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: false, any_answer_renews: true };
 
+fn shortfalls() -> Vec<String> {
+    vec![
+        "the kernel frees a lock when its holder's process ends: one that is frozen keeps its leases"
+            .to_owned(),
+    ]
+}
+
 /// A directory that has been found fit to hold locks.
 #[derive(Debug)]
 pub(crate) struct FileStore {
@@ -74,6 +81,10 @@ impl Store for FileStore {
 
     fn enforcement(&self) -> Enforcement {
         ENFORCEMENT
+    }
+
+    fn shortfalls(&self) -> Vec<String> {
+        shortfalls()
     }
 
     async fn connect(&mut self) -> Result<FileSession, ConnectError> {
@@ -177,6 +188,10 @@ impl Session for FileSession {
         ENFORCEMENT
     }
 
+    fn shortfalls(&self) -> Vec<String> {
+        shortfalls()
+    }
+
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
         for key in &exchange.withdrawals {
             self.waiting.remove(key);
@@ -225,6 +240,16 @@ impl Session for FileSession {
         let work = move |shared: &Arc<Shared>, _: &mut Locks| {
             shared.outbox().publish(message);
             Ok(true)
+        };
+        self.statement(work).await
+    }
+
+    async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
+        let keys = keys.to_vec();
+        let work = move |_: &Arc<Shared>, locks: &mut Locks| {
+            let signed =
+                |key| locks.signature(key).map(|who| Holder { identity: Some(who), ..Holder::default() });
+            Ok(keys.into_iter().map(signed).collect())
         };
         self.statement(work).await
     }

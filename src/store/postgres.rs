@@ -33,8 +33,9 @@ use sqlx::postgres::PgConnectOptions;
 
 use self::link::Link;
 use self::session::PgSession;
-pub(crate) use self::url::options_of_url;
+pub(crate) use self::url::targets_of_url;
 use super::{Enforcement, Store};
+use crate::clock;
 use crate::error::ConnectError;
 use crate::options::Options;
 use crate::sabotage::Sabotage;
@@ -52,23 +53,37 @@ struct Config {
     ends_silent_sessions: bool,
 }
 
-/// A server that sessions are opened with.
+/// The servers that a session may be opened with: the first one that is a primary.
 pub(crate) struct PgStore {
-    target: Arc<PgConnectOptions>,
+    targets: Vec<Target>,
+    /// The one that the last session was with; it is tried first.
+    at: usize,
     config: Config,
-    /// A connection to the target was found to stay with one backend. A session that moves all the same takes it back.
+}
+
+/// One server.
+struct Target {
+    options: PgConnectOptions,
+    /// A connection to it was found to stay with one backend. A session that moves all the same takes it back.
     has_affinity: Arc<AtomicBool>,
 }
 
 impl PgStore {
     /// No I/O.
-    pub(crate) fn new(target: &PgConnectOptions, options: &Options) -> Self {
+    pub(crate) fn new<'a>(
+        targets: impl IntoIterator<Item = &'a PgConnectOptions>,
+        options: &Options,
+    ) -> Self {
         let bounds = options.bounds();
         // PgBouncer refuses that start-up option, and nothing here reads a floating-point number. The driver has events
         // of its own for what sqlx would log of each statement.
-        let target = target.clone().extra_float_digits(None).disable_statement_logging();
+        let target = |target: &PgConnectOptions| Target {
+            options: target.clone().extra_float_digits(None).disable_statement_logging(),
+            has_affinity: Arc::new(AtomicBool::new(false)),
+        };
         Self {
-            target: Arc::new(target),
+            targets: targets.into_iter().map(target).collect(),
+            at: 0,
             config: Config {
                 identity: options.identity.clone(),
                 query_timeout: options.query_timeout,
@@ -77,7 +92,33 @@ impl PgStore {
                 trust_affinity: options.trust_affinity,
                 ends_silent_sessions: !options.is_broken(Sabotage::NoServerTtl),
             },
-            has_affinity: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+impl Target {
+    /// Opens a session with this server; what is tried takes no longer than the limit.
+    async fn connect(&self, limit: Duration, config: &Config) -> Result<PgSession, ConnectError> {
+        let connecting = async {
+            let mut link = Link::open(&self.options, limit).await?;
+            let knows_affinity = config.trust_affinity || self.has_affinity.load(Ordering::Relaxed);
+            let second = (!knows_affinity).then_some(&self.options);
+            let backend = checks::look(&mut link, second, limit, config).await?;
+            self.has_affinity.store(true, Ordering::Relaxed);
+            let on_unix_socket = link::unix_socket(&self.options).is_some();
+            let in_force = setup::apply(&mut link, &backend, on_unix_socket, config).await?;
+            link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
+            Ok(PgSession::new(link, backend, in_force, Arc::clone(&self.has_affinity)))
+        };
+        let connected = tokio::time::timeout(limit, connecting).await;
+        connected.unwrap_or(Err(ConnectError::Timeout { limit }))
+    }
+
+    /// For people: where it is.
+    fn address(&self) -> String {
+        match link::unix_socket(&self.options) {
+            Some(path) => path.display().to_string(),
+            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
         }
     }
 }
@@ -90,14 +131,25 @@ impl Store for PgStore {
     }
 
     async fn connect(&mut self) -> Result<PgSession, ConnectError> {
-        let mut link = Link::open(&self.target, self.config.query_timeout).await?;
-        let knows_affinity = self.config.trust_affinity || self.has_affinity.load(Ordering::Relaxed);
-        let second = (!knows_affinity).then_some(&*self.target);
-        let backend = checks::look(&mut link, second, &self.config).await?;
-        self.has_affinity.store(true, Ordering::Relaxed);
-        let on_unix_socket = link::unix_socket(&self.target).is_some();
-        let enforcement = setup::apply(&mut link, &backend, on_unix_socket, &self.config).await?;
-        link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
-        Ok(PgSession::new(link, backend, enforcement, Arc::clone(&self.has_affinity)))
+        let count = self.targets.len();
+        let until = clock::now() + self.config.query_timeout;
+        let mut failures = Vec::new();
+        for nth in 0..count {
+            let at = (self.at + nth) % count;
+            // Those that do not answer leave the others their share of the time.
+            let left = until.saturating_duration_since(clock::now());
+            let share = left / u32::try_from(count - nth).unwrap_or(u32::MAX);
+            match self.targets[at].connect(share, &self.config).await {
+                Ok(session) => {
+                    self.at = at;
+                    return Ok(session);
+                }
+                Err(error) => failures.push((self.targets[at].address(), error)),
+            }
+        }
+        match failures.pop() {
+            Some((_, error)) if count == 1 => Err(error),
+            last => Err(ConnectError::NoHost { tried: failures.into_iter().chain(last).collect() }),
+        }
     }
 }

@@ -11,8 +11,10 @@ mod bad_input;
 mod blocking;
 mod endings;
 mod handover;
+mod health;
 mod leaving;
 mod loss;
+
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
 mod partitions;
@@ -21,7 +23,11 @@ mod postgres_facts;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_faults;
 #[cfg(all(unix, feature = "postgres"))]
+mod postgres_hosts;
+#[cfg(all(unix, feature = "postgres"))]
 mod postgres_kit;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_poolers;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_refusals;
 #[cfg(all(unix, feature = "postgres"))]

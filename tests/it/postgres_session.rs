@@ -19,8 +19,12 @@ fn key(name: &str) -> i64 {
 #[tokio::test]
 async fn a_thousand_names_are_one_session_and_one_statement_a_poll() {
     let cluster = Cluster::with(Login::Trust, &["log_statement=all"]);
-    let (log, a) = (Log::default(), Locker::postgres(cluster.options(), quick("a")).unwrap());
-    let b = Locker::postgres(cluster.options(), quick("b")).unwrap();
+    // A statement about 1,000 names takes its time on a machine that is busy with other tests.
+    let locker = |who| {
+        let options = quick(who).query_timeout(Duration::from_secs(5));
+        Locker::postgres(cluster.options(), options).unwrap()
+    };
+    let (log, a, b) = (Log::default(), locker("a"), locker("b"));
     let names: Vec<String> = (0..1000).map(|n| format!("name {n}")).collect();
     let leading: Vec<_> = names.iter().map(|name| Member::on(&a, name, name, &log)).collect();
     until("all lead", || log.lines().len() == names.len()).await;
@@ -209,4 +213,45 @@ async fn a_lease_outlives_the_connections_of_a_pool() {
     assert_eq!(led.await.unwrap(), Some(1));
     pool.close().await;
     locker.close().await;
+}
+
+/// D16: a leader and a standby, through many beats and polls: never idle in a transaction, and between two statements
+/// there is neither a transaction nor a snapshot; under a limit of the database that would end such a session.
+#[tokio::test]
+async fn no_session_is_ever_idle_in_a_transaction() {
+    let database = Database::new();
+    let admin = database.admin();
+    let name: String = admin.one("SELECT current_database()");
+    admin.sql(&format!("ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '1s'"));
+    let log = Log::default();
+    let member =
+        |who| Member::on(&Locker::postgres(database.options(), quick(who)).unwrap(), "job", who, &log);
+    let mut leader = member("leader");
+    let lease = leader.leads().await;
+    let standby = member("standby");
+    standby.stands_by().await;
+    let beats = |locker: &Locker| locker.last_answer().unwrap();
+    let (led, stood_by) = (beats(&leader.locker), beats(&standby.locker));
+    let (mut looks, mut idle) = (0, 0);
+    let look = || {
+        let rows = admin.sql(
+            "SELECT state, xact_start IS NULL AND backend_xmin IS NULL FROM pg_stat_activity \
+             WHERE application_name LIKE 'leasehold/%'",
+        );
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        for row in rows {
+            assert!(matches!(row[0].as_str(), "idle" | "active"), "{row:?}");
+            assert!(row[0] == "active" || row[1] == "t", "{row:?}");
+            idle += usize::from(row[0] == "idle");
+        }
+        looks += 1;
+        let longer = |first, last| last > first + Duration::from_millis(1_500);
+        looks >= 100 && longer(led, beats(&leader.locker)) && longer(stood_by, beats(&standby.locker))
+    };
+    until("both have been looked at for longer than the limit", look).await;
+    println!("{idle} of {} looks met an idle session", 2 * looks);
+    assert!(idle > looks, "a session is idle nearly all of the time");
+    assert_eq!(lease.reason(), None);
+    leader.stop().await.unwrap();
+    standby.stop().await.unwrap();
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use leasehold::{ConnectError, Error, Lease, Locker, LossCause, Options, Reason, RunError};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::support::member::over;
 use crate::support::postgres::{Cluster, Login, PgBouncer, PoolMode};
@@ -86,77 +86,6 @@ fn a_dropped_locker_leaves_nothing() {
     let locker = runtime.block_on(Locker::connect(&url(&cluster), quick("one"))).unwrap();
     drop(locker);
     runtime.block_on(until("no session", || cluster.admin().backends("leasehold/%").is_empty()));
-}
-
-/// F-31, D02: refused 20 of 20, and nothing is left on the pooled connections.
-#[tokio::test]
-async fn a_transaction_pooler_is_refused_and_nothing_is_left() {
-    let cluster = Cluster::new();
-    // With all its connections from the start, too.
-    let settings = |size, round_robin, least| {
-        (size, format!("server_round_robin = {round_robin}\nmin_pool_size = {least}"))
-    };
-    for (size, settings) in
-        [1, 2, 3, 10].into_iter().flat_map(|n| [settings(n, 0, 0), settings(n, 1, 0), settings(n, 1, n)])
-    {
-        let bouncer = PgBouncer::with(&cluster, PoolMode::Transaction, size, &settings);
-        let (url, through) = (bouncer.url(), bouncer.options().statement_cache_capacity(0));
-        let since = now();
-        for _ in 0..20 {
-            let error = Locker::connect(&url, quick("one")).await.unwrap_err();
-            assert!(
-                matches!(error, Error::Connect(ConnectError::Pooler { .. })),
-                "{size} {settings}: {error}"
-            );
-            assert!(error.to_string().contains("pool_mode = session"), "{error}");
-        }
-        println!("pool of {size}, {settings:?}: 20 of 20 in {:?}", since.elapsed());
-        assert_eq!(locks(&cluster), 0);
-        assert!(cluster.admin().backends("leasehold/%").is_empty());
-        for _ in 0..5 {
-            let mut pooled = PgConnection::connect_with(&through).await.unwrap();
-            let left = "SELECT (current_setting('idle_session_timeout') || current_setting('statement_timeout') || \
-                        (SELECT count(*) FROM pg_listening_channels()) || (SELECT count(*) FROM pg_prepared_statements))";
-            let row = sqlx::raw_sql(left).fetch_one(&mut pooled).await.unwrap();
-            assert_eq!(row.try_get_unchecked::<String, _>(0).unwrap(), "0000");
-            let _ = pooled.close().await;
-        }
-        // A run learns it too.
-        let locker = Locker::connect(&url, quick("one")).await.map(|_| ());
-        assert!(locker.is_err());
-        let lazy = Locker::postgres(through.clone(), quick("two")).unwrap();
-        let run = lazy.run("job", async |_: Lease| Ok::<_, Infallible>(())).await;
-        assert!(matches!(&run, Err(RunError::Refused(error)) if error.is_permanent()), "{run:?}");
-        lazy.close().await;
-        assert_eq!(locks(&cluster), 0);
-        assert!(cluster.admin().backends("leasehold/%").is_empty());
-    }
-}
-
-/// F-32: with the configuration as it is delivered.
-#[tokio::test]
-async fn a_session_pooler_works() {
-    let cluster = Cluster::new();
-    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 20, "");
-    let url = bouncer.url();
-    let log = Log::default();
-    let (one, two) = (
-        Locker::connect(&url, sleepy("one")).await.unwrap(),
-        Locker::connect(&url, sleepy("two")).await.unwrap(),
-    );
-    let mut one_runs = Member::on(&one, "job", "one", &log);
-    let lease = one_runs.leads().await;
-    assert!(lease.check().await);
-    let mut two_runs = Member::on(&two, "job", "two", &log);
-    two_runs.stands_by().await;
-    one_runs.stop().await.unwrap();
-    two_runs.leads().await;
-    // Dropped without a word: the pooler resets the connection.
-    two_runs.abort().await;
-    drop(two);
-    until("no lock", || locks(&cluster) == 0).await;
-    one.close().await;
-    log.assert_one_at_a_time();
 }
 
 /// D25: functions of the same name in a schema that the role searches first are passed by.
@@ -342,22 +271,6 @@ async fn a_full_server_is_told_and_waited_for() {
     assert!(matches!(error, Error::Connect(ConnectError::NoSecondConnection { .. })), "{error}");
 }
 
-/// F-32: a pooler that dies takes the session with it, and the server frees the lock.
-#[tokio::test]
-async fn a_pooler_that_dies_ends_the_session() {
-    let cluster = Cluster::new();
-    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 20, "");
-    let locker = Locker::connect(&bouncer.url(), quick("one")).await.unwrap();
-    let log = Log::default();
-    let mut member = Member::on(&locker, "job", "one", &log);
-    let lease = member.leads().await;
-    drop(bouncer);
-    println!("{:?}", over(&lease).await);
-    member.stop().await.unwrap();
-    locker.close().await;
-    assert_eq!(locks(&cluster), 0);
-}
-
 /// TLS: encrypted, verified, refused where it cannot be verified.
 #[cfg(feature = "tls")]
 #[tokio::test]
@@ -384,70 +297,6 @@ async fn tls_is_spoken_and_verified() {
         drop(locker);
         until("no lock", || locks(&cluster) == 0).await;
     }
-}
-
-/// D02: the same through a pool that others keep busy, and through one that shares single statements.
-#[tokio::test]
-async fn a_busy_transaction_pooler_is_refused_too() {
-    let cluster = Cluster::new();
-    for (mode, size) in [
-        (PoolMode::Transaction, 2),
-        (PoolMode::Transaction, 3),
-        (PoolMode::Transaction, 8),
-        (PoolMode::Statement, 3),
-    ] {
-        let bouncer = PgBouncer::with(&cluster, mode, size, "");
-        let (url, through) = (bouncer.url(), bouncer.options());
-        let mut others = tokio::task::JoinSet::new();
-        for _ in 0..4 {
-            let through = through.clone();
-            others.spawn(async move {
-                let mut connection = PgConnection::connect_with(&through).await.unwrap();
-                let sql = if mode == PoolMode::Statement { "SELECT 1" } else { "BEGIN; SELECT 1; COMMIT" };
-                loop {
-                    execute(&mut connection, sql).await;
-                }
-            });
-        }
-        let (mut poolers, mut unknown) = (0, 0);
-        for _ in 0..20 {
-            match Locker::connect(&url, quick("one")).await.unwrap_err() {
-                Error::Connect(ConnectError::Pooler { .. }) => poolers += 1,
-                Error::Connect(ConnectError::NoSecondConnection { .. }) => unknown += 1,
-                error => panic!("{mode:?} {size}: {error}"),
-            }
-        }
-        println!("{mode:?} pool of {size}, busy: {poolers} found out, {unknown} not told");
-        assert!(poolers > 10);
-        others.shutdown().await;
-        assert_eq!(locks(&cluster), 0);
-    }
-}
-
-/// No direct connection is taken for a pooled one, however much the server has to catch up with.
-#[tokio::test]
-async fn a_direct_connection_is_never_taken_for_a_pooler() {
-    let cluster = Cluster::new();
-    let mut others = tokio::task::JoinSet::new();
-    for n in 0..3 {
-        let mut connection = cluster.connect().await;
-        others.spawn(async move {
-            loop {
-                let sql = format!("CREATE TABLE t{n} (a int PRIMARY KEY, b text); DROP TABLE t{n};");
-                execute(&mut connection, &sql.repeat(5)).await;
-            }
-        });
-    }
-    let mut unclear = 0;
-    for _ in 0..100 {
-        match Locker::connect(&url(&cluster), quick("one")).await {
-            Ok(locker) => locker.close().await,
-            Err(Error::Connect(ConnectError::NoSecondConnection { .. })) => unclear += 1,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    println!("{unclear} of 100 unclear");
-    others.shutdown().await;
 }
 
 /// Through a socket of the file system.

@@ -7,11 +7,11 @@ use tracing::{debug, info, warn};
 
 use super::Machine;
 use super::candidate::Phase;
-use super::statement::{Batch, Heartbeat, Outgoing, Release};
+use super::statement::{Batch, Heartbeat, Inquiry, Outgoing, Release};
 use crate::driver::command::{Id, Parting};
 use crate::driver::term::{State, Term};
 use crate::error::LossCause;
-use crate::store::{Answer, Ask, Exchanged};
+use crate::store::{Answer, Ask, Exchanged, Holder};
 
 impl<H: Clone> Machine<H> {
     /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
@@ -112,6 +112,7 @@ impl<H: Clone> Machine<H> {
                     info!(name = %place.name, identity = %self.options.identity, "stands by: held by somebody else");
                 }
                 waiting.asking = false;
+                waiting.refused();
                 self.poll_at.get_or_insert(next_poll);
                 // A withdrawal that is yet to be sent is for whoever asked before.
                 waiting.registered = registered && !self.withdrawals.contains(&ask.key);
@@ -153,6 +154,26 @@ impl<H: Clone> Machine<H> {
             }
         }
         Ok(())
+    }
+
+    /// Tells in the log who is in the way of those who were refused again and again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_holders(
+        &mut self,
+        inquiry: &Inquiry,
+        holders: Vec<Option<Holder>>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        for (id, holder) in inquiry.asking.iter().zip(holders) {
+            if let (Some(candidate), Some(holder)) = (self.candidates.get(id), holder) {
+                candidate.name_holder(&holder, &self.options.identity, self.bounds.trust);
+            }
+        }
+        self.on_answer(sent, false, now)
     }
 
     /// A message was sent.

@@ -4,15 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::driver::command::Place;
-use crate::driver::term::{State, Term};
+use crate::driver::term::{OVERRUN_MARGIN, State, Term};
 use crate::error::LossCause;
-
-/// A run drops its job at the instant when the grace is over; only this much later the driver takes it for stuck. Well
-/// inside the slack of every ttl.
-pub(super) const OVERRUN_MARGIN: Duration = Duration::from_millis(100);
+use crate::store::Holder;
 
 pub(super) struct Candidate<H> {
     pub(super) place: Place,
@@ -42,7 +39,18 @@ pub(super) struct Waiting {
     pub(super) freed: bool,
     /// This session waits for the key in the store as well.
     pub(super) registered: bool,
+    pub(super) refusals: Refusals,
 }
+
+/// How often one and the same holder was in the way, as far as we know.
+pub(super) struct Refusals {
+    count: u32,
+    /// At how many the store is asked who that is.
+    ask_at: u32,
+}
+
+/// After how many refusals in a row the log says who is in the way; then again each time that they have doubled.
+const REFUSALS_UNTIL_NAMED: u32 = 3;
 
 impl<H> Candidate<H> {
     /// Ends the term that it holds, if it holds one.
@@ -67,6 +75,51 @@ impl<H> Candidate<H> {
     }
 }
 
+impl Refusals {
+    const NONE: Self = Self { count: 0, ask_at: REFUSALS_UNTIL_NAMED };
+
+    const fn is_to_be_named(&self) -> bool {
+        self.count >= self.ask_at
+    }
+
+    /// The store is being asked.
+    pub(super) const fn asked(&mut self) {
+        self.ask_at = self.count.saturating_mul(2);
+    }
+}
+
+impl<H> Candidate<H> {
+    /// The store is to be asked who is in its way.
+    pub(super) const fn wants_to_know(&self) -> bool {
+        matches!(&self.phase, Phase::Waiting(waiting) if waiting.refusals.is_to_be_named())
+    }
+
+    /// Tells who is in the way. A healthy holder is heard of at least once in the time that it trusts an answer for.
+    pub(super) fn name_holder(&self, holder: &Holder, identity: &str, trust: Duration) {
+        let Phase::Waiting(Waiting { refusals: Refusals { count: refusals, .. }, .. }) = self.phase else {
+            return;
+        };
+        let name = &self.place.name;
+        let Holder { identity: held_by, address, pid, age, silence } = holder;
+        let held_by = held_by.as_deref().filter(|held_by| !held_by.is_empty()).unwrap_or("unknown");
+        let text =
+            |duration: &Option<Duration>| duration.map(|it| humantime::format_duration(it).to_string());
+        let (session_age, silent_for) = (text(age), text(silence));
+        if silence.is_some_and(|silence| silence > trust) {
+            warn!(
+                %name, identity, refusals, held_by, address, pid, session_age, silent_for,
+                "still held by somebody else, of whom the store has heard nothing for long: frozen, cut off, or no \
+                 leasehold process"
+            );
+        } else {
+            info!(
+                %name, identity, refusals, held_by, address, pid, session_age, silent_for,
+                "still held by somebody else"
+            );
+        }
+    }
+}
+
 impl<H> Phase<H> {
     /// When a job that has lost its lease is taken for stuck.
     pub(super) fn overrun_at(&self) -> Option<Instant> {
@@ -80,6 +133,28 @@ impl<H> Phase<H> {
 impl Waiting {
     /// Asks first at that instant, and not before.
     pub(super) const fn from(at: Instant) -> Self {
-        Self { due: Some(at), not_before: Some(at), asking: false, freed: false, registered: false }
+        Self {
+            due: Some(at),
+            not_before: Some(at),
+            asking: false,
+            freed: false,
+            registered: false,
+            refusals: Refusals::NONE,
+        }
+    }
+
+    /// Somebody else holds the lease.
+    pub(super) const fn refused(&mut self) {
+        if self.freed {
+            // Released meanwhile: it is another holder now.
+            self.refusals = Refusals::NONE;
+        }
+        self.refusals.count = self.refusals.count.saturating_add(1);
+    }
+
+    /// The session that it waited on is gone.
+    pub(super) const fn forget_session(&mut self) {
+        (self.asking, self.registered, self.freed) = (false, false, false);
+        self.refusals = Refusals::NONE;
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Outgoing {
     /// What it asks for may no longer be right after that.
     pub(super) expires: Instant,
     pub(super) sent: oneshot::Sender<bool>,
+    /// An exchange was sent before it.
+    pub(super) has_waited: bool,
 }
 
 pub(super) struct Check {
@@ -36,6 +38,14 @@ pub(crate) enum Statement<H> {
     Heartbeat(Heartbeat<H>),
     Exchange(Batch<H>),
     Publish(Outgoing),
+    Inquiry(Inquiry),
+}
+
+/// Who holds what is refused again and again?
+pub(crate) struct Inquiry {
+    pub(crate) keys: Vec<Key>,
+    /// Who asks, for each key.
+    pub(super) asking: Vec<Id>,
 }
 
 pub(crate) struct Heartbeat<H> {
@@ -68,6 +78,8 @@ impl<H> Statement<H> {
             Self::Publish(message) => {
                 message.sent.send(false).ok();
             }
+            // For the log only.
+            Self::Inquiry(_) => {}
         }
     }
 }

@@ -3,11 +3,10 @@
 use rand::SeedableRng as _;
 use tokio::sync::{mpsc, watch};
 
-use super::candidate::OVERRUN_MARGIN;
 use super::*;
 use crate::clock;
 use crate::driver::command::Place;
-use crate::driver::term::{Shown, Term};
+use crate::driver::term::{OVERRUN_MARGIN, Shown, Term};
 use crate::name::Kind;
 use crate::name::Name;
 use crate::store::{Answer, Exchanged};
@@ -174,6 +173,33 @@ fn a_lost_session_tells_every_lease_and_waits_for_their_jobs() {
     assert_eq!(machine.lost_jobs_until(), None);
 }
 
+/// D05: after three refusals the store is asked who is in the way, and when there were twice as many; after a release
+/// it is another holder, who has not refused anybody yet.
+#[test]
+fn who_is_refused_again_and_again_asks_by_whom() {
+    let (mut machine, mut now) = machine(Options::default());
+    let (_grants, _state) = enlist(&mut machine, 1, "job", now);
+    // Refuses the name so often, and tells whether the store is asked by whom after each.
+    let mut refuse = |times: usize, freed: bool| -> Vec<bool> {
+        let mut refuse = |_| {
+            if freed {
+                machine.on_freed(Key::of(Kind::Lease, "job"), now);
+            }
+            let asked = batch(&mut machine, now);
+            answer(&mut machine, asked, vec![BUSY], now);
+            now = machine.next_statement_at().unwrap();
+            let inquiry = machine.inquiry();
+            assert!(machine.inquiry().is_none(), "asked once");
+            inquiry.is_some_and(|inquiry| inquiry.keys == [Key::of(Kind::Lease, "job")])
+        };
+        (0..times).map(&mut refuse).collect()
+    };
+    let (yes, no) = (true, false);
+    assert_eq!(refuse(12, false), [no, no, yes, no, no, yes, no, no, no, no, no, yes]);
+    assert_eq!(refuse(1, true), [no]);
+    assert_eq!(refuse(3, false), [no, yes, no]);
+}
+
 /// F-43: a job that was not dropped in time blocks its thread; nothing is started beside it.
 #[test]
 fn a_job_that_overruns_its_grace_is_reported_and_its_name_is_not_asked_for() {
@@ -207,6 +233,21 @@ fn heartbeats_that_are_always_due_take_turns_with_exchanges() {
     let asked = batch(&mut machine, later);
     answer(&mut machine, asked, vec![BUSY], later);
     assert!(matches!(machine.next_statement(later), Some(Statement::Heartbeat(_))));
+}
+
+/// Exchanges that take longer than the poll interval leave room for a message, which goes after what was asked before.
+#[test]
+fn exchanges_that_are_always_due_let_a_message_pass() {
+    let (mut machine, now) = machine(Options::default());
+    enlist(&mut machine, 1, "job", now);
+    let (sent, _is_sent) = oneshot::channel();
+    machine.on_command(Command::Publish(Message::StepDown(Key::of(Kind::Lease, "other")), sent), now);
+    let asked = batch(&mut machine, now);
+    let late = now + Duration::from_secs(9);
+    let exchanged = Exchanged { released: Vec::new(), answers: vec![BUSY] };
+    machine.on_exchange(asked, exchanged, now, late).unwrap();
+    assert!(matches!(machine.next_statement(late), Some(Statement::Publish(_))));
+    batch(&mut machine, late);
 }
 
 /// F-36: an answer that comes after the deadline gives the session up.

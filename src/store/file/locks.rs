@@ -14,6 +14,9 @@ use crate::store::{Answer, Ask, Mode};
 /// How often a lock file that is replaced under our hands is opened again. Nobody does that in a loop.
 const REPLACEMENTS: usize = 8;
 
+/// How the line in a lock file begins, before the identity.
+const GRANTED_TO: &str = "granted to ";
+
 /// Proof of one grant. A later grant of the same key has another number, and is not touched by this one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
@@ -106,6 +109,13 @@ impl Locks {
         ours
     }
 
+    /// Tells to whom a key was granted last: who holds it, where somebody does.
+    pub(super) fn signature(&self, key: Key) -> Option<String> {
+        let line = fs::read_to_string(self.path(key)).ok()?;
+        // An identity has no blanks.
+        Some(line.strip_prefix(GRANTED_TO)?.split_once(' ')?.0.to_owned())
+    }
+
     fn path(&self, key: Key) -> PathBuf {
         self.directory.path().join(format!("{key}.lock"))
     }
@@ -152,7 +162,7 @@ impl Lock {
     ///
     /// Cut after the writing, not before: ext4 flushes a file at its closing if it was emptied while open.
     fn sign(&self, identity: &str, name: &Name) -> io::Result<()> {
-        let line = format!("granted to {identity} for {name:?}\n");
+        let line = format!("{GRANTED_TO}{identity} for {name:?}\n");
         (&self.file).write_all(line.as_bytes())?;
         let bytes = line.len() as u64;
         if self.file.metadata()?.len() > bytes { self.file.set_len(bytes) } else { Ok(()) }

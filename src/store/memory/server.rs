@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::error::LossCause;
 use crate::name::Key;
-use crate::store::{Answer, Ask, Event, Exchange, Exchanged, Message, Mode};
+use crate::store::{self, Answer, Ask, Event, Exchange, Exchanged, Message, Mode};
 
 /// What a lock is tied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,6 +280,15 @@ impl Server {
             found |= lock.holders.len() < before;
         }
         found
+    }
+
+    /// Tells who holds these keys exclusively. Statement.
+    pub(crate) fn tell_holders(&self, keys: &[Key]) -> Vec<Option<store::Holder>> {
+        let holder = |key: &Key| {
+            let mut holders = self.holders(*key).into_iter();
+            Some(store::Holder { identity: Some(holders.next()?), ..store::Holder::default() })
+        };
+        keys.iter().map(holder).collect()
     }
 
     /// The processes that hold a key, by grant.

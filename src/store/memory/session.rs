@@ -8,7 +8,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::error::{ConnectError, LossCause};
-use crate::store::{Enforcement, Event, Exchange, Exchanged, Message, Session, Store};
+use crate::name::Key;
+use crate::store::{Enforcement, Event, Exchange, Exchanged, Holder, Message, Session, Store};
 
 use super::network::{Delays, Port, World};
 use super::server::{Held, Rule, Server, SessionId};
@@ -153,6 +154,11 @@ impl Session for MemorySession {
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
         self.statement(move |server, _, _| server.publish(message)).await.map(|()| true)
+    }
+
+    async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
+        let keys = keys.to_vec();
+        self.statement(move |server, _, _| server.tell_holders(&keys)).await
     }
 
     async fn event(&mut self) -> Event {

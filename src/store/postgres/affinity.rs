@@ -1,18 +1,26 @@
 //! Whether a connection stays with one server process, or a pooler moves it between statements.
 //!
-//! A second connection asks three times outside of a transaction and once inside of one that stays open while the first
-//! asks again: through an idle pool that alone gave a pooler away 20 times of 20, where a single ask missed it 20 times
-//! of 20. Through a pool that others keep busy chance plays along; but they leave a trace: a server process counts its
-//! transactions, and each statement of ours is one.
+//! A second connection and the first ask in turns who answers them, and what the other one's server process does
+//! meanwhile. Through a pool that nobody else uses, the server process that one has just left serves the other next, or
+//! the one that asks twice is moved. Others who use the pool leave a trace: what a server process does, and since when,
+//! changes only by what its client asks of it, and it counts its transactions, of which each statement of ours is one.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+use tokio::time::timeout;
 
 use super::{checks::Backend, link::Link, refusal, statements};
 use crate::error::ConnectError;
+
+/// Which of the two connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    First,
+    Second,
+}
 
 /// One answer to a connection.
 #[derive(Clone, Debug)]
@@ -20,113 +28,165 @@ struct Answer {
     backend: Backend,
     /// The number of the transaction that it was given in, on that server process.
     transaction: i64,
+    /// What the server process of the other connection did, and since when. `None` where the server does not tell.
+    other: Option<String>,
 }
 
 impl Answer {
     fn read(rows: &[PgRow]) -> Result<Self, sqlx::Error> {
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(Self { backend: Backend::read(row)?, transaction: row.try_get(2)? })
+        Ok(Self { backend: Backend::read(row)?, transaction: row.try_get(2)?, other: row.try_get(3)? })
     }
 }
 
-/// How often the comparison has to be clear: through a pool with little to do, one was by chance in 2 of 92 connections.
+/// How often the comparison has to be clear. Each time with a new second connection: several poolers may share an
+/// address.
 const CLEAR_ROUNDS: usize = 3;
 
 /// How often it is made at most.
 const ROUNDS: usize = 3 * CLEAR_ROUNDS;
 
-/// Between two comparisons, for others to come by.
-const PAUSE: Duration = Duration::from_millis(15);
+/// For others to come by, while one connection watches the other.
+const PAUSE: Duration = Duration::from_millis(5);
 
-/// Compares the session with a second connection. Nothing is left on either.
+/// Who is asked in a comparison, in this order: whether after a pause, and what goes before the question.
+///
+/// In turns, for a pooler that gives out what came back last; twice in a row, for one that gives out what came back
+/// first; and the first once more while the second is in a transaction.
+const TURNS: [(Side, bool, &str); 7] = [
+    (Side::First, false, ""),
+    (Side::Second, false, ""),
+    (Side::Second, false, ""),
+    (Side::Second, true, ""),
+    (Side::First, false, ""),
+    (Side::First, true, ""),
+    (Side::Second, false, "BEGIN;"),
+];
+
+/// Compares the session, which `backend` answered, with a second connection. Nothing is left on either.
 ///
 /// A server process begins a transaction of its own now and then, to catch up with what others did to the catalogue: on
 /// a server that did nothing but make and drop tables that showed in 19 comparisons of 100. So one that is not clear is
-/// made again, and only where most answers of all of them show it, others share the connection.
+/// made again, and what it counts against the connection depends on how many are not.
 pub(super) async fn check(
     link: &mut Link,
+    backend: &Backend,
     target: &PgConnectOptions,
     limit: Duration,
 ) -> Result<(), ConnectError> {
-    let mut found = Trace::default();
-    let mut clear = 0;
+    let mut last = ask(link, None).await.map_err(refusal::of_statement)?;
+    if last.backend != *backend {
+        return Err(pooler(MOVED));
+    }
+    let (mut found, mut clear) = (Trace::default(), 0);
     for _ in 0..ROUNDS {
-        let trace = compare(link, target, limit).await?;
+        let trace = compare(link, &mut last, target, limit).await?;
         if trace.others == 0 {
             clear += 1;
             if clear == CLEAR_ROUNDS {
                 return Ok(());
             }
-            tokio::time::sleep(PAUSE).await;
             continue;
         }
-        found = Trace { others: found.others + trace.others, steps: found.steps + trace.steps };
+        found.others += trace.others;
+        found.steps += trace.steps;
+        found.is_hidden |= trace.is_hidden;
     }
-    Err(if 2 * found.others > found.steps {
-        pooler("transactions of others came in between")
+    if 2 * found.others > found.steps {
+        Err(pooler("transactions of others came in between"))
+    } else if found.is_hidden {
+        Err(unclear("other transactions came in between"))
     } else {
-        unclear("other transactions came in between")
-    })
+        // Nobody used the server processes while they were watched: it was their own doing.
+        Ok(())
+    }
 }
 
 /// In how many of the steps from one answer to the next another transaction came in between.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Trace {
     others: usize,
     steps: usize,
+    /// The server does not tell what its processes do.
+    is_hidden: bool,
 }
 
-async fn compare(link: &mut Link, target: &PgConnectOptions, limit: Duration) -> Result<Trace, ConnectError> {
-    let rows = link.fetch(statements::WHO.to_owned()).await.map_err(refusal::of_statement)?;
-    let mut firsts = vec![Answer::read(&rows).map_err(refusal::of_statement)?];
-    let mut seconds = Vec::new();
-    let asking = async {
-        let mut second = PgConnection::connect_with(target).await?;
-        for prefix in ["", "", "", "BEGIN;"] {
-            let sql = AssertSqlSafe(format!("{prefix}{}", statements::WHO));
-            seconds.push(Answer::read(&sqlx::raw_sql(sql).fetch_all(&mut second).await?)?);
-        }
-        Ok::<_, sqlx::Error>(second)
+/// Makes one comparison. `last` is the last answer to the first connection, before and after.
+async fn compare(
+    link: &mut Link,
+    last: &mut Answer,
+    target: &PgConnectOptions,
+    limit: Duration,
+) -> Result<Trace, ConnectError> {
+    // A login takes longer than an answer.
+    let mut second = match timeout(2 * limit, PgConnection::connect_with(target)).await {
+        Ok(Ok(second)) => second,
+        Ok(Err(error)) => return Err(unclear(&refusal::of_connect(error).to_string())),
+        Err(_) => return Err(unclear(NOT_SERVED)),
     };
-    let second = match tokio::time::timeout(limit, asking).await {
-        Ok(Ok(second)) => Ok(second),
-        Ok(Err(error)) => Err(refusal::of_connect(error).to_string()),
-        Err(_) => Err("it was not served in time".to_owned()),
-    };
-    let second = match second {
-        Ok(second) => second,
-        Err(reason) => {
-            judge(&firsts, &seconds)?;
-            // PgBouncer's words for a transaction where it shares connections between single statements.
-            let shares_statements = reason.contains("statement pooling");
-            return Err(if shares_statements { pooler(&reason) } else { unclear(&reason) });
-        }
-    };
-
-    if let Err(found) = judge(&firsts, &seconds) {
-        leave(second).await;
+    let mut seen = Seen::new(last.clone());
+    let taken = take_turns(link, &mut second, &mut seen, limit).await;
+    if let Err(found) = taken {
+        timeout(limit, leave(second)).await.ok();
         return Err(found);
     }
 
-    let asking = async {
-        for _ in 0..3 {
-            firsts.push(Answer::read(&link.fetch(statements::WHO.to_owned()).await?)?);
-        }
-        Ok::<_, sqlx::Error>(())
-    };
     // Where no server connection is left, a pooler cannot serve the first while the second is in a transaction: that one
     // ends then, and where the first is answered afterwards tells whether it was a pooler or a slow server.
-    let asked = {
-        let mut asking = pin!(asking);
-        if let Ok(asked) = tokio::time::timeout(limit, &mut asking).await {
+    let answered = {
+        let mut asking = pin!(ask(link, seen.second.as_ref()));
+        if let Ok(answered) = timeout(limit, &mut asking).await {
             leave(second).await;
-            asked
+            answered
         } else {
-            tokio::join!(leave(second), asking).1
+            let answered = tokio::join!(leave(second), asking).1;
+            // What the second was doing then is not known.
+            answered.map(|answer| Answer { other: None, ..answer })
         }
     };
-    asked.map_err(refusal::of_statement)?;
-    judge(&firsts, &seconds)
+    seen.add(Side::First, answered.map_err(refusal::of_statement)?)?;
+    *last = seen.first;
+    Ok(seen.trace)
+}
+
+/// Asks both in their turns, and leaves the second in a transaction.
+async fn take_turns(
+    link: &mut Link,
+    second: &mut PgConnection,
+    seen: &mut Seen,
+    limit: Duration,
+) -> Result<(), ConnectError> {
+    for (side, pause, begin) in TURNS {
+        if pause {
+            tokio::time::sleep(PAUSE).await;
+        }
+        let answered = match side {
+            Side::First => ask(link, seen.second.as_ref()).await.map_err(refusal::of_statement)?,
+            Side::Second => {
+                let sql = format!("{begin}{}", statements::who(Some(seen.first.backend.pid)));
+                let asking = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *second);
+                let reason = match timeout(limit, asking).await {
+                    Ok(Ok(rows)) => {
+                        Answer::read(&rows).map_err(|error| refusal::of_connect(error).to_string())
+                    }
+                    Ok(Err(error)) => Err(refusal::of_connect(error).to_string()),
+                    Err(_) => Err(NOT_SERVED.to_owned()),
+                };
+                // PgBouncer's words for a transaction where it shares connections between single statements.
+                let shares_statements = |reason: &str| reason.contains("statement pooling");
+                reason.map_err(
+                    |reason| if shares_statements(&reason) { pooler(&reason) } else { unclear(&reason) },
+                )?
+            }
+        };
+        seen.add(side, answered)?;
+    }
+    Ok(())
+}
+
+async fn ask(link: &mut Link, second: Option<&Answer>) -> Result<Answer, sqlx::Error> {
+    let other = second.map(|answer| answer.backend.pid);
+    Answer::read(&link.fetch(statements::who(other)).await?)
 }
 
 /// Ends the second connection, its transaction first: a pooler would throw the server connection away with it.
@@ -136,18 +196,70 @@ async fn leave(mut second: PgConnection) {
     }
 }
 
-/// What the answers to two connections, each in their order, say.
-fn judge(firsts: &[Answer], seconds: &[Answer]) -> Result<Trace, ConnectError> {
-    if firsts.iter().any(|first| seconds.iter().any(|second| first.backend == second.backend)) {
-        return Err(pooler("two connections were answered by one server process"));
-    }
-    let steps = || firsts.windows(2).chain(seconds.windows(2));
-    if steps().any(|step| step[0].backend != step[1].backend) {
-        return Err(pooler("one connection was answered by two server processes"));
-    }
-    let others = steps().filter(|step| step[1].transaction != step[0].transaction + 1).count();
-    Ok(Trace { others, steps: steps().count() })
+/// What the answers to the two connections have told so far.
+struct Seen {
+    /// The last answer to each.
+    first: Answer,
+    second: Option<Answer>,
+    /// What each saw the other's server process do since that was asked last.
+    watched: [Option<String>; 2],
+    trace: Trace,
 }
+
+impl Seen {
+    fn new(first: Answer) -> Self {
+        Self { first, second: None, watched: [None, None], trace: Trace::default() }
+    }
+
+    /// # Errors
+    ///
+    /// [`ConnectError::Pooler`], where the answer cannot be that of a connection with a server process of its own.
+    fn add(&mut self, side: Side, answer: Answer) -> Result<(), ConnectError> {
+        let (own, other) = match side {
+            Side::First => (Some(&self.first), self.second.as_ref()),
+            Side::Second => (self.second.as_ref(), Some(&self.first)),
+        };
+        if other.is_some_and(|other| other.backend == answer.backend) {
+            return Err(pooler("two connections were answered by one server process"));
+        }
+        if let Some(own) = own {
+            if own.backend != answer.backend {
+                return Err(pooler(MOVED));
+            }
+            self.trace.steps += 1;
+            self.trace.others += usize::from(answer.transaction != own.transaction + 1);
+        }
+        if other.is_some() {
+            self.watch(side, answer.other.clone())?;
+        }
+        match side {
+            Side::First => self.first = answer,
+            Side::Second => self.second = Some(answer),
+        }
+        Ok(())
+    }
+
+    /// The process of the other connection is at rest, and has done nothing since the last look.
+    fn watch(&mut self, side: Side, doing: Option<String>) -> Result<(), ConnectError> {
+        // It is asked itself now.
+        self.watched[1 - side as usize] = None;
+        let Some(doing) = doing else {
+            self.trace.is_hidden = true;
+            return Ok(());
+        };
+        let before = self.watched[side as usize].replace(doing.clone());
+        if !doing.starts_with("idle") || before.is_some_and(|before| before != doing) {
+            return Err(pooler(
+                "somebody else used the server process of a connection that asked for nothing",
+            ));
+        }
+        Ok(())
+    }
+}
+
+const MOVED: &str = "one connection was answered by two server processes";
+
+const NOT_SERVED: &str = "it was not served in time";
 
 fn pooler(evidence: &str) -> ConnectError {
     ConnectError::Pooler { evidence: evidence.to_owned() }
@@ -160,25 +272,51 @@ fn unclear(reason: &str) -> ConnectError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Side::{First, Second};
 
-    fn answers(answers: &[(i32, i64)]) -> Vec<Answer> {
-        let backend = |pid| Backend { pid, server: "since then".to_owned() };
-        answers.iter().map(|&(pid, transaction)| Answer { backend: backend(pid), transaction }).collect()
+    fn answer((pid, transaction, other): (i32, i64, &str)) -> Answer {
+        let other = Some(other.to_owned()).filter(|other| !other.is_empty());
+        Answer { backend: Backend { pid, server: "since then".to_owned() }, transaction, other }
+    }
+
+    /// Of a first connection that process 1 answered in its transaction 7.
+    fn seen(answers: &[(Side, (i32, i64, &str))]) -> Result<Trace, ConnectError> {
+        let mut seen = Seen::new(answer((1, 7, "")));
+        for (side, it) in answers {
+            seen.add(*side, answer(*it))?;
+        }
+        Ok(seen.trace)
     }
 
     #[test]
     fn a_connection_of_its_own_is_told_from_a_shared_one() {
-        let one = answers(&[(1, 7), (1, 8), (1, 9), (1, 10)]);
-        let two = answers(&[(2, 3), (2, 4), (2, 5), (2, 6)]);
-        assert_eq!(judge(&one, &two).unwrap(), Trace { others: 0, steps: 6 });
-        for (first, second) in [
-            (one.clone(), answers(&[(2, 3), (1, 4)])),
-            (answers(&[(1, 7), (3, 8)]), two.clone()),
-            (one.clone(), answers(&[(2, 3), (3, 4)])),
+        let own = [
+            (First, (1, 8, "")),
+            (Second, (2, 3, "idle since 8")),
+            (Second, (2, 4, "idle since 8")),
+            (First, (1, 9, "idle since 4")),
+            (Second, (2, 5, "idle since 9")),
+            (First, (1, 10, "idle in transaction since 5")),
+        ];
+        assert_eq!(seen(&own).unwrap(), Trace { others: 0, steps: 5, is_hidden: false });
+        for shared in [
+            // One process for both; either moved; used while it was watched; used at this moment.
+            &[(Second, (1, 8, "idle since 7"))][..],
+            &[(First, (3, 8, ""))],
+            &[(Second, (2, 3, "idle since 7")), (Second, (3, 4, "idle since 7"))],
+            &[(Second, (2, 3, "idle since 7")), (Second, (2, 4, "idle since 8"))],
+            &[(Second, (2, 3, "active since 8"))],
         ] {
-            assert!(judge(&first, &second).unwrap_err().is_permanent());
+            assert!(seen(shared).unwrap_err().is_permanent(), "{shared:?}");
         }
-        let used = answers(&[(1, 7), (1, 9), (1, 12)]);
-        assert_eq!(judge(&used, &two).unwrap(), Trace { others: 2, steps: 5 });
+    }
+
+    #[test]
+    fn transactions_of_the_servers_own_are_counted_and_what_is_hidden_is_told() {
+        let caught_up =
+            [(First, (1, 9, "")), (Second, (2, 3, "idle since 9")), (First, (1, 12, "idle since 3"))];
+        assert_eq!(seen(&caught_up).unwrap(), Trace { others: 2, steps: 2, is_hidden: false });
+        let hidden = [(Second, (2, 3, "")), (Second, (2, 4, ""))];
+        assert_eq!(seen(&hidden).unwrap(), Trace { others: 0, steps: 1, is_hidden: true });
     }
 }

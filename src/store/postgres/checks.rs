@@ -6,6 +6,8 @@
 //! 3. No lock is there that we did not take.
 //! 4. A lock that we take shows in `pg_locks` under our own process id, or the functions are no more than names.
 
+use std::time::Duration;
+
 use rand::RngExt as _;
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnectOptions, PgRow};
@@ -76,6 +78,7 @@ impl Backend {
 pub(super) async fn look(
     link: &mut Link,
     second: Option<&PgConnectOptions>,
+    limit: Duration,
     config: &Config,
 ) -> Result<Backend, ConnectError> {
     let rows = link.fetch(statements::LOOK.to_owned()).await.map_err(refusal::of_statement)?;
@@ -84,8 +87,8 @@ pub(super) async fn look(
         return Err(ConnectError::Replica);
     }
     if let Some(target) = second {
-        // Short of the limit that the driver sets to it all, so that the reason is told.
-        affinity::check(link, target, config.query_timeout / 4).await?;
+        // Short of the limit of it all, so that the reason is told.
+        affinity::check(link, &backend, target, limit / 4).await?;
     }
     if !locks.is_empty() {
         return Err(ConnectError::UsedSession);

@@ -16,7 +16,7 @@ use super::statements::{self, Announced, Outcomes, Release, Take, Waiting, Work}
 use crate::clock;
 use crate::error::LossCause;
 use crate::name::Key;
-use crate::store::{Answer, Ask, Enforcement, Event, Exchange, Exchanged, Message, Mode, Session};
+use crate::store::{Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Mode, Session};
 
 /// How often a statement that the server answered with an error is tried again before the session is given up.
 const ATTEMPTS: u32 = 3;
@@ -37,6 +37,7 @@ pub(crate) struct PgSession {
     link: Link,
     backend: Backend,
     enforcement: Enforcement,
+    shortfalls: Vec<String>,
     /// What the store believes of the target, for the connections to come.
     has_affinity: Arc<AtomicBool>,
     held: HashMap<Key, Held>,
@@ -52,7 +53,7 @@ impl PgSession {
     pub(super) fn new(
         link: Link,
         backend: Backend,
-        enforcement: Enforcement,
+        (enforcement, shortfalls): (Enforcement, Vec<String>),
         has_affinity: Arc<AtomicBool>,
     ) -> Self {
         let (held, waiting) = (HashMap::new(), HashSet::new());
@@ -61,6 +62,7 @@ impl PgSession {
             link,
             backend,
             enforcement,
+            shortfalls,
             has_affinity,
             held,
             waiting,
@@ -250,6 +252,10 @@ impl Session for PgSession {
         self.enforcement
     }
 
+    fn shortfalls(&self) -> Vec<String> {
+        self.shortfalls.clone()
+    }
+
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
         let mut ours: Vec<bool> =
             exchange.releases.iter().map(|held| self.held.get(&held.key) == Some(held)).collect();
@@ -347,6 +353,18 @@ impl Session for PgSession {
             }
         }
         Ok(false)
+    }
+
+    async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
+        let mut holders = vec![None; keys.len()];
+        match self.fetch(statements::holders(keys)).await? {
+            Ok(rows) => {
+                let read = statements::read_holders(&rows, &mut holders);
+                read.map_err(|error| distrusted(&error.to_string()))?;
+            }
+            Err((_, reason)) => debug!(reason, "who holds the locks could not be told"),
+        }
+        Ok(holders)
     }
 
     async fn event(&mut self) -> Event {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use tracing::warn;
 
+use super::statements::APPLICATION;
 use super::{Config, checks::Backend, link::Link, refusal};
 use crate::error::ConnectError;
 use crate::store::Enforcement;
@@ -47,7 +48,7 @@ pub(super) async fn apply(
     backend: &Backend,
     on_unix_socket: bool,
     config: &Config,
-) -> Result<Enforcement, ConnectError> {
+) -> Result<(Enforcement, Vec<String>), ConnectError> {
     let settings = settings(config, on_unix_socket);
     let all: String = settings.iter().map(Setting::sql).chain([NO_TRANSACTION_TIMEOUT.to_owned()]).collect();
     if let Err(error) = link.fetch(all).await {
@@ -63,26 +64,31 @@ pub(super) async fn apply(
         }
     }
     let in_force = read_back(link, &settings).await.map_err(refusal::of_statement)?;
+    let mut shortfalls = Vec::new();
     let mut enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
     for Setting { name, value, matter } in &settings {
         let found = in_force.get(*name).map(String::as_str);
         if found == Some(value) {
             continue;
         }
+        let found = found.unwrap_or("no such setting");
         if *matter == Matter::FreesSilentHolders {
             enforcement.frees_silent_holders = false;
+            shortfalls.push(format!(
+                "the server may keep the leases of a silent holder: {name} should be {value} ms, and is {found}"
+            ));
         }
         warn!(
             identity = config.identity,
             pid = backend.pid,
             setting = name,
             wanted = value,
-            found = found.unwrap_or("no such setting"),
+            found,
             frees_silent_holders = enforcement.frees_silent_holders,
             "a setting of the session is not in force"
         );
     }
-    Ok(enforcement)
+    Ok((enforcement, shortfalls))
 }
 
 async fn read_back(link: &mut Link, settings: &[Setting]) -> Result<HashMap<String, String>, sqlx::Error> {
@@ -100,7 +106,7 @@ fn settings(config: &Config, on_unix_socket: bool) -> Vec<Setting> {
     let mut settings = vec![
         // First, so that nothing of a role's search path stands before the catalogue any more.
         ("search_path", "pg_catalog".to_owned(), Precaution),
-        ("application_name", format!("leasehold/{identity}"), Precaution),
+        ("application_name", format!("{APPLICATION}{identity}"), Precaution),
         // The two clocks of the server: between statements, and within one.
         ("idle_session_timeout", ms(*ttl), FreesSilentHolders),
         ("statement_timeout", ms(*query_timeout), FreesSilentHolders),

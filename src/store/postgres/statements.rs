@@ -6,15 +6,19 @@
 //! in it, so what was locked and unlocked before an error stays so, and a notification leaves with the commit.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use crate::name::Key;
-use crate::store::{Message, Mode};
+use crate::store::{Holder, Message, Mode};
 
 /// Where releases and messages are announced.
 pub(super) const CHANNEL: &str = "leasehold";
+
+/// How the name of a session begins, before the identity.
+pub(super) const APPLICATION: &str = "leasehold/";
 
 const STEP_DOWN: &str = "step-down ";
 
@@ -191,11 +195,54 @@ pub(super) const LOOK: &str = "\
     (SELECT (classid::int8 << 32) | objid::int8 AS k, objsubid::int4 AS subid, mode FROM pg_catalog.pg_locks \
     WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid()) l ON true";
 
-/// Who answers, and how many transactions that server process has begun: each statement of ours is one.
-pub(super) const WHO: &str = "\
-    SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text, \
-    (SELECT pg_catalog.split_part(virtualtransaction, '/', 2)::int8 FROM pg_catalog.pg_locks \
-    WHERE locktype = 'virtualxid' AND pid = pg_catalog.pg_backend_pid() LIMIT 1)";
+/// Who holds these keys: a row for each that is held, with its number. What the server does not show to this user, such
+/// as the sessions of others, is null.
+pub(super) fn holders(keys: &[Key]) -> String {
+    format!(
+        "SELECT v.n::int8, l.pid, a.application_name, CASE WHEN a.client_port < 0 THEN 'a Unix socket' ELSE \
+         pg_catalog.host(a.client_addr) || ':' || a.client_port::text END, \
+         (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.backend_start) * 1000)::int8, \
+         (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.state_change) * 1000)::int8 \
+         FROM (VALUES {}) v(n, k) JOIN pg_catalog.pg_locks l ON l.locktype = 'advisory' AND l.granted AND \
+         l.mode = 'ExclusiveLock' AND l.objsubid = 1 AND ((l.classid::int8 << 32) | l.objid::int8) = v.k AND \
+         l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) \
+         LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid",
+        values(keys, |key| literal(*key))
+    )
+}
+
+/// Reads the rows of [`holders`].
+pub(super) fn read_holders(rows: &[PgRow], holders: &mut [Option<Holder>]) -> Result<(), sqlx::Error> {
+    for row in rows {
+        let n: i64 = row.try_get(0)?;
+        let application: Option<String> = row.try_get(2)?;
+        let milliseconds =
+            |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
+        let holder = Holder {
+            identity: application.map(|name| name.strip_prefix(APPLICATION).unwrap_or(&name).to_owned()),
+            address: row.try_get(3)?,
+            pid: row.try_get(1)?,
+            age: milliseconds(row.try_get(4)?),
+            silence: milliseconds(row.try_get(5)?),
+        };
+        if let Some(place) = usize::try_from(n).ok().and_then(|n| holders.get_mut(n)) {
+            *place = Some(holder);
+        }
+    }
+    Ok(())
+}
+
+/// Who answers; how many transactions that server process has begun: each statement of ours is one; and what another
+/// process is doing, and since when, where the server tells.
+pub(super) fn who(other: Option<i32>) -> String {
+    let other = other.map_or_else(|| "NULL".to_owned(), |pid| pid.to_string());
+    format!(
+        "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()::text, \
+         (SELECT pg_catalog.split_part(virtualtransaction, '/', 2)::int8 FROM pg_catalog.pg_locks \
+         WHERE locktype = 'virtualxid' AND pid = pg_catalog.pg_backend_pid() LIMIT 1), \
+         (SELECT state || ' since ' || state_change::text FROM pg_catalog.pg_stat_get_activity({other}::int4) LIMIT 1)"
+    )
+}
 
 /// Takes a lock for the time of this statement, and counts it in the lock table under our own process id. Nothing is
 /// left: a lock of the transaction goes with it.

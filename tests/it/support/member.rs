@@ -52,7 +52,7 @@ impl Member {
 
     /// Waits until it leads, and gives the lease of its first term that this has not given before.
     pub(crate) async fn leads(&mut self) -> Lease {
-        let limit = std::time::Duration::from_secs(10);
+        let limit = std::time::Duration::from_secs(20);
         match tokio::time::timeout(limit, self.leases.recv()).await {
             Ok(Some(lease)) => lease,
             _ => panic!("{} does not lead {:?}: {:?}", self.who, self.name, self.log),

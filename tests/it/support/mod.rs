@@ -23,7 +23,7 @@ pub(crate) use self::stage::{Stage, on_every_store, on_every_store_outside_of_a_
 pub(crate) type Outcome = Result<Option<()>, RunError<Infallible>>;
 
 /// Longest wait of [`eventually`].
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// What "at once" is held to: ten times any figure of the contract, and generous, since machines are noisy.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ pub(crate) fn now() -> Instant {
 ///
 /// # Panics
 ///
-/// After 10 s, with the last value.
+/// After 20 s, with the last value.
 pub(crate) async fn eventually<T: Debug>(
     what: &str,
     mut look: impl FnMut() -> T,

@@ -39,6 +39,16 @@ const READY: &str = "database system is ready to accept";
 /// The last line of a server that could not start.
 const FAILED: &str = "database system is shut down";
 
+/// Copies the data of a running server, but for what is of that run: the log of transactions is streamed afterwards.
+/// Files that vanish or change meanwhile, which is what code 1 says, are made good by that log.
+const COPY: &str = r#"
+set -e
+tar -cf "$2/data.tar" -C "$1" --exclude='data/pg_wal/*' --exclude='data/postmaster.*' --exclude='data/pg_stat_tmp/*' \
+    --exclude='pg_internal.init*' data || [ $? = 1 ]
+tar -xpf "$2/data.tar" -C "$2"
+rm "$2/data.tar"
+"#;
+
 /// How a server is told to stop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stop {
@@ -112,13 +122,29 @@ impl Cluster {
     }
 
     /// A hot standby of a server, which streams from it.
+    ///
+    /// Not by `pg_basebackup`, which not every build of the server brings along.
     pub(crate) fn standby_of(primary: &Self) -> Self {
         let dir = programs::folder();
-        let from = format!("host={} port={} user=postgres", primary.dir.path().display(), primary.port);
-        let mut copy = programs::command(programs::postgres("pg_basebackup"));
-        copy.args(["--no-sync", "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf"]);
-        programs::run(copy.arg("--dbname").arg(from).arg("--pgdata").arg(dir.path().join("data")));
-        Self::on(dir, &[])
+        // As PostgreSQL names them since version 15, and before.
+        let (start, stop) = if primary.admin.one::<i32>("SHOW server_version_num") >= 150_000 {
+            ("pg_backup_start('standby', true)", "pg_backup_stop(false)")
+        } else {
+            ("pg_start_backup('standby', true, false)", "pg_stop_backup(false, false)")
+        };
+        primary.admin.sql(&format!("SELECT {start}"));
+        let mut copy = programs::command("/bin/sh");
+        copy.args(["-c", COPY, "copy"]).arg(primary.dir.path()).arg(dir.path());
+        programs::run(&mut copy);
+        let label: String = primary.admin.one(&format!("SELECT labelfile FROM {stop}"));
+        programs::write(&dir.path().join("data/backup_label"), &label);
+        programs::write(&dir.path().join("data/standby.signal"), "");
+        let from = format!(
+            "primary_conninfo=host={} port={} user=postgres",
+            primary.dir.path().display(),
+            primary.port
+        );
+        Self::on(dir, &[&from])
     }
 
     fn on(dir: TempDir, settings: &[&str]) -> Self {

@@ -8,7 +8,7 @@ use sqlx::postgres::PgConnectOptions;
 use tempfile::TempDir;
 
 use super::kept::{Kept, ServerLog};
-use super::{Cluster, free_port, programs};
+use super::{Admin, Cluster, free_port, programs};
 
 /// For how long a client keeps a server connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl PgBouncer {
             let ini = dir.path().join("pgbouncer.ini");
             let text = format!(
                 "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
-                 listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {pool_mode}\n\
+                 listen_port = {port}\nunix_socket_dir =\nauth_type = any\nadmin_users = postgres\npool_mode = {pool_mode}\n\
                  default_pool_size = {server_connections}\n{settings}\n",
                 cluster.dir().display(),
                 cluster.port(),
@@ -73,6 +73,11 @@ impl PgBouncer {
 
     pub(crate) fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// The pooler's own console, which takes commands such as `PAUSE`.
+    pub(crate) fn console(&self) -> Admin {
+        Admin::new(self.options().database("pgbouncer"))
     }
 
     pub(crate) const fn pid(&self) -> i32 {

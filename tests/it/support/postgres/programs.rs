@@ -107,8 +107,18 @@ pub(super) fn run(command: &mut Command) {
 /// A temporary folder of the servers' user. Its path is short: a socket's path has at most 107 bytes.
 pub(super) fn folder() -> TempDir {
     let dir = tempfile::Builder::new().prefix("lh-").rand_bytes(8).tempdir().expect("a temporary folder");
-    if let Some((user, group)) = other_user() {
-        std::os::unix::fs::chown(dir.path(), Some(user), Some(group)).expect("the folder can be given away");
-    }
+    give_away(dir.path());
     dir
+}
+
+/// Makes a file of the servers' user.
+pub(super) fn write(path: &Path, text: &str) {
+    fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    give_away(path);
+}
+
+fn give_away(path: &Path) {
+    if let Some((user, group)) = other_user() {
+        std::os::unix::fs::chown(path, Some(user), Some(group)).expect("it can be given away");
+    }
 }
