@@ -80,12 +80,21 @@ mod unix {
             asked.cancel();
         });
 
-        let locker = Locker::connect(url, options).await?;
+        let locker = locker(url, options).await?;
         let who = locker.identity();
         let candidate = locker.candidate(name).until(shutdown);
         candidate.run(async |lease: Lease| job(&lease, who, &log, behaviour).await).await?;
         locker.close().await;
         Ok(())
+    }
+
+    /// A Locker that is not yet connected, where that can be had: the run connects, and waits for a server that is busy.
+    async fn locker(url: &str, options: Options) -> Result<Locker, Box<dyn Error>> {
+        #[cfg(feature = "postgres")]
+        if url.starts_with("postgres") {
+            return Ok(Locker::postgres(url.parse::<sqlx::postgres::PgConnectOptions>()?, options)?);
+        }
+        Ok(Locker::connect(url, options).await?)
     }
 
     async fn job(lease: &Lease, who: &str, log: &File, behaviour: Behaviour) -> io::Result<()> {

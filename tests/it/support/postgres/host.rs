@@ -1,8 +1,9 @@
 //! A host of its own, as far as the network goes, which can vanish without a word: a network namespace, and a cable (a
 //! pair of virtual interfaces) from it to the host of the tests.
 //!
-//! Making one takes Linux, and root. Where the tests do not run as root they fail and say so, but where the variable
-//! `LEASEHOLD_TEST_WITHOUT_ROOT` is set: then they print that they did not run. `scripts/test` sets it, and says so.
+//! Making one takes Linux, and a root that may: in a container that takes more than the usual rights. Where it cannot be
+//! made the tests fail and say what to do. Who sets the variable `LEASEHOLD_TEST_WITHOUT_ROOT` does without: then they
+//! print that they did not run. `scripts/test` sets it for those who are not root, and says so.
 //!
 //! Nothing is left behind: the namespace has no name, and is gone with its last process, the cable with it. One process
 //! is there for that alone, and ends with its standard input, so also when the test process is killed.
@@ -22,6 +23,8 @@ const NETWORK: &str = "198.18";
 /// Begins the name of a cable's end at this host. At most 15 bytes with the number.
 const INTERFACE: &str = "leasehold";
 
+const WITHOUT: &str = "or else set LEASEHOLD_TEST_WITHOUT_ROOT=1, and the tests of such hosts do not run";
+
 pub(crate) struct RemoteHost {
     /// Holds the namespace open until its standard input is closed.
     keeper: Child,
@@ -36,17 +39,11 @@ impl RemoteHost {
     ///
     /// Where it cannot be made, with what to do.
     pub(crate) fn new() -> Option<Self> {
-        const HOW: &str = "a host that can vanish is made by root: run the tests as root, or set LEASEHOLD_TEST_WITHOUT_ROOT=1 \
-             and do without";
-        if !cfg!(target_os = "linux") {
-            println!("NOT RUN: only Linux has hosts that can vanish");
+        if !cfg!(target_os = "linux") || env::var_os("LEASEHOLD_TEST_WITHOUT_ROOT").is_some() {
+            println!("NOT RUN: hosts that vanish are for Linux, and for root");
             return None;
         }
-        if !geteuid().is_root() {
-            assert!(env::var_os("LEASEHOLD_TEST_WITHOUT_ROOT").is_some(), "{HOW}");
-            println!("NOT RUN: {HOW}");
-            return None;
-        }
+        assert!(geteuid().is_root(), "a host that can vanish is made by root; {WITHOUT}");
         let mut keeper = Command::new("unshare")
             .args(["--net", "sh", "-c", "echo ready; read -r _"])
             .stdin(Stdio::piped())
@@ -55,10 +52,7 @@ impl RemoteHost {
             .expect("unshare, of util-linux, starts");
         let mut ready = String::new();
         BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        assert_eq!(
-            ready, "ready\n",
-            "root may make no network namespace here; a container needs --privileged"
-        );
+        assert_eq!(ready, "ready\n", "root may make no network namespace here; {WITHOUT}");
         let pid = keeper.id();
         // Who is first has the number: the kernel knows each interface once.
         let mut numbers = (0..=u8::MAX).map(|n| n.wrapping_add(pid.to_le_bytes()[0]));
