@@ -30,8 +30,6 @@ enum Silence {
     HalfAStatement,
     /// The server answers, but later than the leader waits for an answer.
     Late,
-    /// The server's process for its session stands still for as long.
-    BackendFrozen,
     /// Its host is off the network.
     Vanished,
     /// Its process is stopped.
@@ -59,11 +57,6 @@ impl Silence {
             Self::InFlight => scene.proxy.cut_answers(),
             Self::HalfAStatement => scene.proxy.cut_in_statement(),
             Self::Late => scene.proxy.delay(TOO_LATE),
-            Self::BackendFrozen => {
-                let frozen = Cluster::freeze(scene.holder().unwrap());
-                pass(TOO_LATE).await;
-                drop(frozen);
-            }
             Self::Vanished => scene.host().vanish(),
             Self::Frozen => {}
             Self::FrozenAndEnded => scene.cluster.admin().terminate(scene.holder().unwrap()),
@@ -250,12 +243,6 @@ async fn a_leader_that_is_cut_off_in_a_statement_has_ended_before_another_one_st
 #[tokio::test]
 async fn a_leader_that_is_answered_too_late_has_ended_before_another_one_starts() {
     no_overlap(Silence::Late).await;
-}
-
-/// F-17, F-23: as long as it stands still the server frees nothing, and then at once.
-#[tokio::test]
-async fn a_leader_whose_backend_stood_still_for_too_long_has_ended_before_another_one_starts() {
-    no_overlap(Silence::BackendFrozen).await;
 }
 
 /// F-29, D05, D06: packets are dropped both ways, and nobody is told. The process recovers without a restart.

@@ -23,7 +23,7 @@ const NETWORK: &str = "198.18";
 /// Begins the name of a cable's end at this host. At most 15 bytes with the number.
 const INTERFACE: &str = "leasehold";
 
-const WITHOUT: &str = "or else set LEASEHOLD_TEST_WITHOUT_ROOT=1, and the tests of such hosts do not run";
+const OR_ELSE: &str = "or set LEASEHOLD_TEST_WITHOUT_ROOT=1, and do without the tests of such hosts";
 
 pub(crate) struct RemoteHost {
     /// Holds the namespace open until its standard input is closed.
@@ -43,7 +43,10 @@ impl RemoteHost {
             println!("NOT RUN: hosts that vanish are for Linux, and for root");
             return None;
         }
-        assert!(geteuid().is_root(), "a host that can vanish is made by root; {WITHOUT}");
+        assert!(
+            geteuid().is_root(),
+            "a host that can vanish is made by root: run the tests as root, {OR_ELSE}"
+        );
         let mut keeper = Command::new("unshare")
             .args(["--net", "sh", "-c", "echo ready; read -r _"])
             .stdin(Stdio::piped())
@@ -52,7 +55,10 @@ impl RemoteHost {
             .expect("unshare, of util-linux, starts");
         let mut ready = String::new();
         BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        assert_eq!(ready, "ready\n", "root may make no network namespace here; {WITHOUT}");
+        assert_eq!(
+            ready, "ready\n",
+            "root may make no network namespace here: give the container the right to (--privileged), {OR_ELSE}"
+        );
         let pid = keeper.id();
         // Who is first has the number: the kernel knows each interface once.
         let mut numbers = (0..=u8::MAX).map(|n| n.wrapping_add(pid.to_le_bytes()[0]));
