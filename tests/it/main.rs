@@ -14,8 +14,9 @@ mod handover;
 mod health;
 mod leaving;
 mod loss;
-
 mod one_leader;
+#[cfg(all(unix, feature = "postgres"))]
+mod partitions;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_connecting;
 #[cfg(all(unix, feature = "postgres"))]
