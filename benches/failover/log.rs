@@ -71,7 +71,9 @@ impl Writer {
     pub(crate) fn write(&self, event: Event, term: u64) {
         let at = now().as_nanos();
         let (_, word) = WORDS.into_iter().find(|(it, _)| *it == event).expect("every event has a word");
-        (&self.file).write_all(format!("{} {word} {term} {at}\n", self.who).as_bytes()).expect("it is written");
+        (&self.file)
+            .write_all(format!("{} {word} {term} {at}\n", self.who).as_bytes())
+            .expect("it is written");
     }
 }
 

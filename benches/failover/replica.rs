@@ -69,12 +69,13 @@ async fn lead(
     commands: &Commands,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let locker = Locker::connect(url, options).await?;
+    // Lazy, as a service that starts before its server: the run keeps trying.
+    let locker = Locker::postgres(url.parse::<PgConnectOptions>()?, options)?;
     let run = locker.candidate(name).until(shutdown).run(async |lease: Lease| {
         let body = Body::begin(log, lease.term());
         let told = async {
             if is_deaf {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             } else {
                 lease.cancelled().await;
             }
@@ -87,7 +88,7 @@ async fn lead(
             sleep(Duration::from_millis(1)).await;
         }
         // Answered after the candidate's first attempt, which was asked for before.
-        locker.step_down("a name that nobody leads").await.ok();
+        while locker.step_down("a name that nobody leads").await.is_err() {}
         log.write(Event::Ready, 0);
         std::future::pending::<()>().await;
     };

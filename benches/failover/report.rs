@@ -12,6 +12,7 @@ use crate::scenario::{Goal, Scenario};
 pub(crate) struct Row {
     pub(crate) scenario: Scenario,
     pub(crate) options: Options,
+    pub(crate) goal: Goal,
     pub(crate) ours: Summary,
     pub(crate) naive: Option<Summary>,
     /// What a hand-over costs at least.
@@ -19,12 +20,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    fn goal(&self) -> Goal {
-        self.scenario.goal(&self.options.bounds())
-    }
-
     pub(crate) fn is_ok(&self) -> bool {
-        self.ours.reaches(&self.goal())
+        self.ours.reaches(&self.goal)
     }
 
     fn ratio(&self) -> Option<f64> {
@@ -62,7 +59,7 @@ impl Row {
             add("vacancy_to_raw", json!((ratio * 100.0).round() / 100.0));
         }
         add("rounds", self.ours.rounds.into());
-        add("goal", self.goal().to_string().into());
+        add("goal", self.goal.to_string().into());
         add("ok", self.is_ok().into());
         line
     }
@@ -71,10 +68,10 @@ impl Row {
         let bounds = self.options.bounds();
         let bound = self.scenario.bound(&bounds).map_or_else(|| "no change of leader".to_owned(), text);
         let bound = if self.ours.outage.is_some() { format!("outage + {bound}") } else { bound };
-        let (naive, naive_overlap) = self.naive.as_ref().map_or_else(
-            || ("-".to_owned(), "-".to_owned()),
-            |naive| (vacancy(naive), pair(naive.overlap)),
-        );
+        let (naive, naive_overlap) = self
+            .naive
+            .as_ref()
+            .map_or_else(|| ("-".to_owned(), "-".to_owned()), |naive| (vacancy(naive), pair(naive.overlap)));
         [
             self.scenario.name().to_owned(),
             vacancy(&self.ours),
@@ -97,34 +94,30 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "naive: two lead",
         "goal reached",
     ];
-    let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
-    for row in rows {
-        text.push_str(&format!("| {} |\n", row.cells().join(" | ")));
-    }
-    text
+    let lines = [format!("| {} |", head.join(" | ")), format!("|{}", "---|".repeat(head.len()))];
+    let lines = lines.into_iter().chain(rows.iter().map(|row| format!("| {} |", row.cells().join(" | "))));
+    lines.map(|line| line + "\n").collect()
 }
 
 /// What stands below the table.
 pub(crate) fn notes(rows: &[Row]) -> String {
-    let mut notes = String::new();
+    let mut notes = Vec::new();
     for row in rows {
+        let name = row.scenario.name();
         if let (Some(raw), Some(ratio)) = (row.raw, row.ratio()) {
-            notes.push_str(&format!(
-                "{}: {:.2} × the raw hand-over ({} with plain connections, {} rounds).\n",
-                row.scenario.name(),
-                ratio,
-                pair(raw),
-                row.ours.rounds
+            notes.push(format!(
+                "{name}: {ratio:.2} × the raw hand-over ({} with plain connections).\n",
+                pair(raw)
             ));
         }
         if let Some(outage) = row.ours.outage {
-            notes.push_str(&format!("{}: of this the server was away for {}.\n", row.scenario.name(), pair(outage)));
+            notes.push(format!("{name}: of this the server was away for {}.\n", pair(outage)));
         }
         if !row.is_ok() {
-            notes.push_str(&format!("{}: MISSED {}.\n", row.scenario.name(), row.goal()));
+            notes.push(format!("{name}: MISSED {}.\n", row.goal));
         }
     }
-    notes
+    notes.concat()
 }
 
 fn vacancy(summary: &Summary) -> String {
@@ -137,7 +130,11 @@ fn vacancy(summary: &Summary) -> String {
 }
 
 fn pair(spread: Spread) -> String {
-    if spread.max.is_zero() { "0".to_owned() } else { format!("{}, {}", text(spread.median), text(spread.max)) }
+    if spread.max.is_zero() {
+        "0".to_owned()
+    } else {
+        format!("{}, {}", text(spread.median), text(spread.max))
+    }
 }
 
 /// Three digits.
@@ -149,8 +146,10 @@ fn text(duration: Duration) -> String {
         format!("{ms:.1} ms")
     } else if ms < 1000.0 {
         format!("{ms:.0} ms")
-    } else {
+    } else if ms < 600e3 {
         format!("{:.1} s", ms / 1e3)
+    } else {
+        format!("{:.0} min", ms / 60e3)
     }
 }
 
@@ -174,4 +173,3 @@ impl std::fmt::Display for Goal {
         write!(f, "; overlap at most {}", text(self.overlap))
     }
 }
-

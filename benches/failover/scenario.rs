@@ -76,7 +76,9 @@ impl Scenario {
     pub(crate) const fn class(self) -> Class {
         match self {
             Self::GracefulStop | Self::StepDown | Self::GracefulStopUnpolled => Class::Handover,
-            Self::Kill | Self::BackendTerminated | Self::ServerRestarted | Self::ReplicaPromoted => Class::Crash,
+            Self::Kill | Self::BackendTerminated | Self::ServerRestarted | Self::ReplicaPromoted => {
+                Class::Crash
+            }
             Self::Frozen | Self::CutIdle | Self::CutInFlight | Self::CutInStatement | Self::SlowServer => {
                 Class::Silent
             }
@@ -132,7 +134,9 @@ impl Scenario {
         let (median, worst, overlap) = match self.class() {
             Class::Handover => (Some(ms(10)), Some(ms(100)), ms(0)),
             // The jobs here stop at once.
-            Class::Crash if self == Self::Kill => (None, bounds.vacancy_crashed.map(|it| it + ms(100)), ms(0)),
+            Class::Crash if self == Self::Kill => {
+                (None, bounds.vacancy_crashed.map(|it| it + ms(100)), ms(0))
+            }
             Class::Crash => (None, bounds.vacancy_crashed.map(|it| it + ms(100)), ms(50)),
             Class::Silent => (None, bounds.vacancy_silent.map(|it| it + ms(1000)), ms(0)),
             Class::Nothing => (None, None, ms(0)),
@@ -147,4 +151,16 @@ pub(crate) struct Goal {
     pub(crate) median: Option<Duration>,
     pub(crate) worst: Option<Duration>,
     pub(crate) overlap: Duration,
+}
+
+impl Goal {
+    /// Where it is not zero, that much longer.
+    pub(crate) fn with(self, allowance: Duration) -> Self {
+        let longer = |limit: Duration| limit + allowance;
+        Self {
+            median: self.median.map(longer),
+            worst: self.worst.map(longer),
+            overlap: if self.overlap.is_zero() { self.overlap } else { longer(self.overlap) },
+        }
+    }
 }

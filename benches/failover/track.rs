@@ -80,7 +80,9 @@ impl Track {
         let proxied = ground.proxy.port();
         let is_by_proxy = |who| match self.scenario {
             Scenario::ReplicaPromoted => true,
-            Scenario::CutIdle | Scenario::CutInFlight | Scenario::CutInStatement | Scenario::SlowServer => who == 'a',
+            Scenario::CutIdle | Scenario::CutInFlight | Scenario::CutInStatement | Scenario::SlowServer => {
+                who == 'a'
+            }
             _ => false,
         };
         let port = |who| if is_by_proxy(who) { proxied } else { ground.server.port() };
@@ -120,7 +122,7 @@ impl Track {
         ground.proxy.heal();
         let Some(started) = started else {
             let kept = self.scenario.class() == Class::Nothing || self.scenario.is_harmless_to_the_naive();
-            if kept && self.holder_lives(&mut round)? {
+            if kept && Self::holder_lives(&mut round)? {
                 return Ok(Outcome::Kept);
             }
             return Ok(Outcome::Vacant { over: patience });
@@ -161,7 +163,7 @@ impl Track {
     }
 
     /// Whether the first body still ticks.
-    fn holder_lives(&self, round: &mut Round<'_>) -> anyhow::Result<bool> {
+    fn holder_lives(round: &mut Round<'_>) -> anyhow::Result<bool> {
         let (lines, since) = (round.log.lines()?, now());
         if is_over(lines) {
             return Ok(false);
@@ -245,7 +247,11 @@ impl<'a> Round<'a> {
                 self.runtime.block_on(ground.server.stop(Stop::Immediate));
                 // Whoever comes meanwhile meets a server that only reads.
                 ground.proxy.redirect(standby.port());
-                ensure!(standby.admin().one::<String>("SELECT pg_promote()") == "t", "it is not promoted");
+                // Not waiting in the server, which looks ten times a second.
+                standby.admin().sql("SELECT pg_promote(false)");
+                while standby.admin().one::<String>("SELECT pg_is_in_recovery()") == "t" {
+                    ensure!(now() < at + LIMIT, "the replica is not promoted");
+                }
                 fault.outage = now().saturating_sub(at);
             }
             Scenario::Frozen => {
