@@ -68,8 +68,8 @@ impl Writer {
         Ok(Self { file: OpenOptions::new().append(true).create(true).open(path)?, who })
     }
 
-    pub(crate) fn write(&self, event: Event, term: u64) {
-        let at = now().as_nanos();
+    pub(crate) fn write(&self, event: Event, term: u64, at: Duration) {
+        let at = at.as_nanos();
         let (_, word) = WORDS.into_iter().find(|(it, _)| *it == event).expect("every event has a word");
         (&self.file)
             .write_all(format!("{} {word} {term} {at}\n", self.who).as_bytes())

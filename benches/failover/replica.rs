@@ -3,6 +3,8 @@
 //! `replica KIND URL NAME OPTIONS LOG WHO HEARING`. What it is to do comes by its standard input, a line each: `stop`,
 //! `step-down`, `block MILLISECONDS`. At the end of that it exits at once, so that none outlives the bench.
 
+use std::cell::Cell;
+use std::future::poll_fn;
 use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use sqlx::{Connection as _, PgConnection};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 
-use crate::log::{Event, Writer};
+use crate::log::{Event, Writer, now};
 
 /// How often a body shows that it is polled.
 const TICK: Duration = Duration::from_millis(5);
@@ -30,6 +32,8 @@ type Commands = Mutex<mpsc::UnboundedReceiver<Command>>;
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn play(arguments: &[String]) -> anyhow::Result<()> {
     let [kind, url, name, options, log, who, hearing] = arguments else { bail!("a replica has 7 arguments") };
+    // Read where nobody takes over.
+    tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::stderr).init();
     let options: Options = options.parse()?;
     let log = Writer::append(Path::new(log), who.chars().next().context("it has a name")?)?;
     let is_deaf = hearing == "deaf";
@@ -89,7 +93,7 @@ async fn lead(
         }
         // Answered after the candidate's first attempt, which was asked for before.
         while locker.step_down("a name that nobody leads").await.is_err() {}
-        log.write(Event::Ready, 0);
+        log.write(Event::Ready, 0, now());
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -152,7 +156,7 @@ async fn wait_for(
         if attempt.fetch_one(&mut connection).await? {
             return Ok(connection);
         }
-        log.write(Event::Ready, 0);
+        log.write(Event::Ready, 0, now());
         sleep(poll).await;
     }
 }
@@ -172,33 +176,44 @@ struct Body<'a> {
 
 impl<'a> Body<'a> {
     fn begin(log: &'a Writer, term: u64) -> Self {
-        log.write(Event::Start, term);
+        log.write(Event::Start, term, now());
         Self { log, term, has_ended: false }
     }
 
     /// Shows that it is polled until it is told to stop, and then returns at once.
+    ///
+    /// The stamps are of when a poll began: a process may be frozen in the middle of one, and goes on with that.
     async fn work(mut self, told: impl Future<Output = ()>, commands: &Commands, step_down: impl Fn()) {
-        let (mut told, mut commands) = (pin!(told), commands.lock().await);
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut told => break,
-                Some(command) = commands.recv() => match command {
-                    Command::StepDown => step_down(),
-                    Command::Block(time) => std::thread::sleep(time),
-                },
-                () = sleep(TICK) => self.log.write(Event::Tick, self.term),
+        let begun = Cell::new(now());
+        let work = async {
+            let (mut told, mut commands) = (pin!(told), commands.lock().await);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = &mut told => break,
+                    Some(command) = commands.recv() => match command {
+                        Command::StepDown => step_down(),
+                        Command::Block(time) => std::thread::sleep(time),
+                    },
+                    () = sleep(TICK) => self.log.write(Event::Tick, self.term, begun.get()),
+                }
             }
-        }
+        };
+        let mut work = pin!(work);
+        poll_fn(|cx| {
+            begun.set(now());
+            work.as_mut().poll(cx)
+        })
+        .await;
         self.has_ended = true;
-        self.log.write(Event::End, self.term);
+        self.log.write(Event::End, self.term, now());
     }
 }
 
 impl Drop for Body<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.log.write(Event::Dropped, self.term);
+            self.log.write(Event::Dropped, self.term, now());
         }
     }
 }

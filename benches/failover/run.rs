@@ -18,7 +18,8 @@ use crate::track::{Holder, Track};
 use crate::{raw, replica};
 
 const USAGE: &str = "\
-usage: cargo bench --bench failover -- [--quick] [--json] [--only TEXT]... [--rounds N] [--jobs N] [--allowance DURATION]
+usage: cargo bench --bench failover -- [--quick] [--json] [--only TEXT]... [--rounds N] [--jobs N] [--no-naive]
+       [--allowance DURATION]
 
 Measures how long nobody leads, and how long two do, when things go wrong, and compares with a naive holder of a
 session lock. Prints a Markdown table. Exits with 1 if a goal is missed.
@@ -28,6 +29,7 @@ session lock. Prints a Markdown table. Exits with 1 if a goal is missed.
   --only TEXT  only the scenarios whose name has that text
   --rounds N   rounds of each scenario, 5 by default; hand-overs have 4 times as many
   --jobs N     how many scenarios at once, each on its own server; hand-overs are alone. Default 12, with --quick 6
+  --no-naive   leasehold only
   --allowance DURATION
                for a machine that is busy with something else: goals that are not zero are that much longer";
 
@@ -37,6 +39,7 @@ const HAND_OVERS: usize = 4;
 struct Arguments {
     is_quick: bool,
     is_json: bool,
+    has_naive: bool,
     only: Vec<String>,
     rounds: usize,
     jobs: Option<usize>,
@@ -62,6 +65,7 @@ impl Arguments {
         let mut parsed = Self {
             is_quick: false,
             is_json: false,
+            has_naive: true,
             only: Vec::new(),
             rounds: 5,
             jobs: None,
@@ -74,6 +78,7 @@ impl Arguments {
                 "-h" | "--help" => return Ok(None),
                 "--quick" => parsed.is_quick = true,
                 "--json" => parsed.is_json = true,
+                "--no-naive" => parsed.has_naive = false,
                 "--only" => parsed.only.push(value()?),
                 "--rounds" => parsed.rounds = value()?.parse().context("--rounds needs a number")?,
                 "--jobs" => parsed.jobs = Some(value()?.parse().context("--jobs needs a number")?),
@@ -142,6 +147,7 @@ fn measure(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .flat_map(|&scenario| {
             [Holder::Leasehold, Holder::Naive].map(|holder| arguments.track(scenario, holder))
         })
+        .filter(|track| arguments.has_naive || track.holder == Holder::Leasehold)
         .partition(|track| track.scenario.class() == Class::Handover && track.holder == Holder::Leasehold);
     // Milliseconds are measured alone, and what is possible at least before and after them, since machines are noisy.
     let mut raw = BTreeMap::new();

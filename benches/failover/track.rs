@@ -1,5 +1,6 @@
 //! The rounds of one scenario: two replicas on a server of their own, of which one leads; the fault; what comes of it.
 
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
@@ -116,6 +117,9 @@ impl Track {
             }
             std::thread::sleep(LOOK);
         };
+        if started.is_none() && self.holder == Holder::Leasehold && self.scenario.class() != Class::Nothing {
+            self.explain(ground, &round)?;
+        }
         // A frozen holder is thawed, and a line is healed, when somebody else leads: now the old body shows whether it
         // knows.
         drop(undo);
@@ -142,6 +146,22 @@ impl Track {
             overlap: last.saturating_sub(started),
             outage: fault.outage,
         })
+    }
+
+    /// Shows what the server and the replicas know, where nobody takes over.
+    fn explain(&self, ground: &Ground, round: &Round<'_>) -> anyhow::Result<()> {
+        let server = ground.standby.as_ref().unwrap_or(&ground.server).admin();
+        eprintln!("{}: nobody takes over; the locks are {:?}", self.scenario.name(), server.advisory_rows());
+        for row in server.sql(
+            "SELECT pid, application_name, state, wait_event, now() - state_change AS since, query \
+             FROM pg_stat_activity WHERE backend_type = 'client backend'",
+        ) {
+            eprintln!("    {row:?}");
+        }
+        for who in ['a', 'b'] {
+            eprintln!("{who} said:\n{}", fs::read_to_string(round.said(who))?);
+        }
+        Ok(())
     }
 
     /// Rounds meet the holder at different instants between two heartbeats.
@@ -211,6 +231,11 @@ impl<'a> Round<'a> {
         Ok(Self { track, name: format!("job-{number}"), log, runtime })
     }
 
+    /// The file that a replica's standard error goes to.
+    fn said(&self, who: char) -> PathBuf {
+        self.log.path().with_extension(who.to_string())
+    }
+
     fn spawn(&self, who: char, port: u16) -> anyhow::Result<Replica> {
         let Track { scenario, holder, options, .. } = self.track;
         // Where it takes the deadline and the grace to stop a job, it is one that does not stop by itself.
@@ -223,6 +248,7 @@ impl<'a> Round<'a> {
             .arg(self.log.path())
             .args([&who.to_string(), hearing])
             .stdin(Stdio::piped())
+            .stderr(File::create(self.said(who))?)
             .spawn()?;
         let stdin = process.stdin.take();
         Ok(Replica { process, stdin })
@@ -290,8 +316,11 @@ impl<'a> Round<'a> {
     }
 
     fn wait(&mut self, what: &str, limit: Duration, holds: impl Fn(&[Line]) -> bool) -> anyhow::Result<()> {
-        ensure!(self.try_wait(limit, holds)?, "not within {limit:?}: {what}");
-        Ok(())
+        if self.try_wait(limit, holds)? {
+            return Ok(());
+        }
+        let said = ['a', 'b'].map(|who| fs::read_to_string(self.said(who)).unwrap_or_default());
+        bail!("not within {limit:?}: {what}; a and b said:\n{}\n{}", said[0], said[1]);
     }
 
     fn try_wait(&mut self, limit: Duration, holds: impl Fn(&[Line]) -> bool) -> anyhow::Result<bool> {
