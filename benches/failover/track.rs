@@ -1,6 +1,7 @@
 //! The rounds of one scenario: two replicas on a server of their own, of which one leads; the fault; what comes of it.
 
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
@@ -90,6 +91,7 @@ impl Track {
         let (a_port, b_port) = (port('a'), port('b'));
         let mut a = round.spawn('a', a_port)?;
         round.wait("a leads", LIMIT, |lines| first(lines).is_some())?;
+        round.pass(self.lead(number))?;
         let b = round.spawn('b', b_port)?;
         let is_ready = |line: &Line| line.who == 'b' && line.event == Event::Ready;
         round.wait("b stands by", LIMIT, |lines| lines.iter().any(is_ready))?;
@@ -164,13 +166,27 @@ impl Track {
         Ok(())
     }
 
+    /// How much sooner the leader is there: its heartbeats and the polls of the other one, which have the same
+    /// interval, shall not go in step. Spread evenly, and in another order than [`phase`](Self::phase).
+    #[expect(clippy::cast_precision_loss, reason = "there are few rounds")]
+    fn lead(&self, number: usize) -> Duration {
+        if self.scenario.class() == Class::Handover && self.holder == Holder::Leasehold {
+            return Duration::ZERO;
+        }
+        let golden = (5_f64.sqrt() - 1.0) / 2.0;
+        self.heartbeat().mul_f64(((number + 1) as f64 * golden).fract())
+    }
+
     /// Rounds meet the holder at different instants between two heartbeats.
     #[expect(clippy::cast_precision_loss, reason = "there are few rounds")]
     fn phase(&self, number: usize) -> Duration {
         let heartbeat = self.heartbeat();
         match self.scenario {
             // So that a heartbeat falls into the two seconds.
-            Scenario::BackendStopped => heartbeat.saturating_sub(Duration::from_secs(1)),
+            Scenario::BackendStopped => {
+                let next = heartbeat.saturating_sub(self.lead(number));
+                (next + heartbeat).saturating_sub(Duration::from_secs(1))
+            }
             _ if self.scenario.class() == Class::Handover && self.holder == Holder::Leasehold => {
                 Duration::from_millis(200)
             }
@@ -247,6 +263,8 @@ impl<'a> Round<'a> {
             .args([&self.name, &options.clone().identity(who).to_string()])
             .arg(self.log.path())
             .args([&who.to_string(), hearing])
+            // Alone in its group: of an orphaned one the kernel lets the stopped processes go on.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stderr(File::create(self.said(who))?)
             .spawn()?;
