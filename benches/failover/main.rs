@@ -1,8 +1,8 @@
 //! How long nobody leads, and how long two do, when things go wrong: measured on real servers and processes.
 //!
 //! ```text
-//! cargo bench --bench failover              # default options, about ten minutes
-//! cargo bench --bench failover -- --quick   # short intervals, about two
+//! cargo bench --bench failover              # default options, about seven minutes
+//! cargo bench --bench failover -- --quick   # short intervals, about three
 //! cargo bench --bench failover -- --help
 //! ```
 //!

@@ -28,7 +28,7 @@ session lock. Prints a Markdown table. Exits with 1 if a goal is missed.
   --json       a line of JSON for each scenario; the table goes to standard error
   --only TEXT  only the scenarios whose name has that text
   --rounds N   rounds of each scenario, 5 by default; hand-overs have 4 times as many
-  --jobs N     how many scenarios at once, each on its own server; hand-overs are alone. Default 12, with --quick 6
+  --jobs N     how many scenarios at once, each on its own server; hand-overs are alone. Default 12, with --quick 8
   --no-naive   leasehold only
   --allowance DURATION
                for a machine that is busy with something else: goals that are not zero are that much longer";
@@ -105,7 +105,7 @@ impl Arguments {
     }
 
     fn jobs(&self) -> usize {
-        self.jobs.unwrap_or(if self.is_quick { 6 } else { 12 })
+        self.jobs.unwrap_or(if self.is_quick { 8 } else { 12 })
     }
 
     fn track(&self, scenario: Scenario, holder: Holder) -> Track {
@@ -206,9 +206,10 @@ fn row(
 
 /// Runs them, so many at once, the longest first.
 fn run_all(mut tracks: Vec<Track>, jobs: usize, outcomes: &mut Outcomes) -> anyhow::Result<()> {
-    tracks.sort_by_key(|track| {
-        let is_silent = track.scenario.class() == Class::Silent;
-        (!(is_silent && track.holder == Holder::Naive), !is_silent)
+    tracks.sort_by_key(|track| match (track.scenario.class(), track.holder) {
+        (Class::Silent, Holder::Naive) | (Class::Nothing, _) => 0,
+        (Class::Silent, Holder::Leasehold) => 1,
+        (Class::Handover | Class::Crash, _) => 2,
     });
     let (queue, done) = (Mutex::new(VecDeque::from(tracks)), Mutex::new(Vec::new()));
     let work = || {
