@@ -10,6 +10,7 @@ mod api;
 mod bad_input;
 mod blocking;
 mod endings;
+mod figures;
 mod handover;
 mod health;
 mod leaving;

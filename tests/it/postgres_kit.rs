@@ -195,6 +195,19 @@ fn exists(database: &Database, table: &str) -> bool {
 }
 
 #[tokio::test]
+async fn a_proxy_that_is_redirected_leads_new_clients_to_another_server() {
+    let (database, proxy, options) = behind_a_proxy();
+    let other = Cluster::new();
+    let old = PgConnection::connect_with(&options).await.unwrap();
+    proxy.redirect(other.port());
+    let new = PgConnection::connect_with(&options.database("postgres")).await.unwrap();
+    assert_eq!(database.admin().backends("client").len(), 1);
+    assert_eq!(other.admin().backends("client").len(), 1);
+    old.close().await.unwrap();
+    new.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_cut_line_is_silent_and_open_until_it_heals() {
     let (database, proxy, options) = behind_a_proxy();
     let connection = PgConnection::connect_with(&options).await.unwrap();

@@ -26,6 +26,7 @@ const ENCRYPTION: [u32; 2] = [80_877_103, 80_877_104];
 /// A proxy on the loopback interface; it knows the protocol's frames, and expects no encryption.
 pub(crate) struct Proxy {
     address: SocketAddr,
+    target: Target,
     sessions: Sessions,
     condition: watch::Sender<Condition>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -49,6 +50,9 @@ enum Condition {
 
 const OPEN: Condition = Condition::Open { delay: Duration::ZERO };
 
+/// Host and port of the server.
+type Target = Arc<Mutex<(String, u16)>>;
+
 type Sessions = Arc<Mutex<Vec<Session>>>;
 
 struct Session {
@@ -67,10 +71,10 @@ impl Proxy {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let (sessions, target) = (Sessions::default(), (host.to_owned(), port));
+        let (sessions, target) = (Sessions::default(), Target::new(Mutex::new((host.to_owned(), port))));
         let (condition, seen) = watch::channel(OPEN);
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        let known = sessions.clone();
+        let (known, leads_to) = (sessions.clone(), target.clone());
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -78,7 +82,8 @@ impl Proxy {
                 let mut lines = JoinSet::new();
                 let accept = async {
                     while let Ok((client, _)) = listener.accept().await {
-                        let (target, seen, known) = (target.clone(), seen.clone(), known.clone());
+                        let target = leads_to.lock().unwrap().clone();
+                        let (seen, known) = (seen.clone(), known.clone());
                         lines.spawn(async move { Line::serve(client, &target, seen, &known).await.ok() });
                     }
                 };
@@ -89,11 +94,16 @@ impl Proxy {
                 lines.shutdown().await;
             });
         });
-        Self { address, sessions, condition, stop: Some(stop), thread: Some(thread) }
+        Self { address, target, sessions, condition, stop: Some(stop), thread: Some(thread) }
     }
 
     pub(crate) const fn port(&self) -> u16 {
         self.address.port()
+    }
+
+    /// Whoever comes from now on is led to the server at this port, as by an address that moves. The sessions stay.
+    pub(crate) fn redirect(&self, port: u16) {
+        self.target.lock().unwrap().1 = port;
     }
 
     /// From now on nothing passes, in either direction, and nobody is told.
