@@ -237,8 +237,10 @@ impl Session for FileSession {
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
         // To itself without a socket: that cannot get lost.
         self.events.push_back(Event::Message(message));
-        let work = move |shared: &Arc<Shared>, _: &mut Locks| {
-            shared.outbox().publish(message);
+        let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
+            // To whoever has the lease now: one who gets it meanwhile was not asked to hand it over.
+            let Message::StepDown(key) = message;
+            shared.outbox().publish(message, locks.signature(key).as_deref());
             Ok(true)
         };
         self.statement(work).await

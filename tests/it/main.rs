@@ -12,12 +12,16 @@ mod blocking;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_run;
 mod endings;
+mod figures;
 mod handover;
 mod health;
 mod leaving;
 mod loss;
-
 mod one_leader;
+#[cfg(all(unix, feature = "postgres"))]
+mod partitions;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_connecting;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_facts;
 #[cfg(all(unix, feature = "postgres"))]

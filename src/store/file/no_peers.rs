@@ -32,7 +32,7 @@ impl Outbox {
 
     pub(super) fn freed(&self, _: &[Key]) {}
 
-    pub(super) fn publish(&self, _: Message) {}
+    pub(super) fn publish(&self, _: Message, _: Option<&str>) {}
 }
 
 impl Inbox<Idle> {

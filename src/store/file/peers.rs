@@ -119,16 +119,18 @@ impl Outbox {
             }
             text
         });
-        self.broadcast(&datagrams.collect::<Vec<_>>());
+        self.broadcast(&datagrams.collect::<Vec<_>>(), |_| true);
     }
 
-    /// Sends a message to the other sessions.
-    pub(super) fn publish(&self, message: Message) {
+    /// Sends a message to the other sessions; only to those of this process, if one is named.
+    pub(super) fn publish(&self, message: Message, identity: Option<&str>) {
         let Message::StepDown(key) = message;
-        self.broadcast(&[format!("step-down {key}")]);
+        self.broadcast(&[format!("step-down {key}")], |peer| {
+            identity.is_none_or(|identity| is_of(peer, identity))
+        });
     }
 
-    fn broadcast(&self, datagrams: &[String]) {
+    fn broadcast(&self, datagrams: &[String], is_meant: impl Fn(&str) -> bool) {
         if datagrams.is_empty() {
             return;
         }
@@ -144,7 +146,8 @@ impl Outbox {
             let own = self.own.as_deref().is_some_and(|own| name == *own);
             let ready = Path::new(&name).extension() == Some(OsStr::new(READY));
             // What is no socket refuses as a dead one does, but is not ours to remove.
-            if !own && ready && entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            let meant = name.to_str().is_none_or(&is_meant);
+            if !own && ready && meant && entry.file_type().is_ok_and(|kind| kind.is_socket()) {
                 self.send(&name, datagrams);
             }
         }
@@ -168,6 +171,13 @@ impl Outbox {
             }
         }
     }
+}
+
+/// Whether a socket is of a session of this process, by its name: see [`Outbox::bind`].
+fn is_of(socket: &str, identity: &str) -> bool {
+    socket.strip_prefix(identity).and_then(|rest| rest.strip_prefix('-')).is_some_and(|rest| {
+        rest.strip_suffix(READY).is_some_and(|random| random.len() == 17 && !random.contains('-'))
+    })
 }
 
 /// Finds a way to write the sub-directory that leaves room for a socket's name.
@@ -261,6 +271,20 @@ mod tests {
             assert!(nothing, "{malformed:?}");
         }
         assert_eq!(shown(b"freed \xff\xfe"), None);
+    }
+
+    /// F-37: whoever leads when the request is made is asked, and nobody who leads later.
+    #[test]
+    fn a_message_to_one_process_goes_to_its_sessions_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sender, _own) = open(dir.path(), "sender").unwrap();
+        let names = ["a", "a", "a-b", "ab", "b"];
+        let opened = names.map(|identity| open(dir.path(), identity).unwrap());
+        sender.publish(Message::StepDown(Key::of(Kind::Lease, "x")), Some("a"));
+        let mut buffer = [0; BUFFER_BYTES];
+        let told =
+            opened.each_ref().map(|(_, inbox)| inbox.socket.as_ref().unwrap().recv(&mut buffer).is_ok());
+        assert_eq!(told, [true, true, false, false, false]);
     }
 
     #[test]
