@@ -40,8 +40,13 @@ impl Scene {
         let mut command = Command::new(PROGRAM);
         command
             .args(["run", "--store", &self.stage.url()])
-            .args(["--retry-interval=100ms", "--heartbeat-interval=100ms", "--query-timeout=1s"])
-            .args(["--stop-grace=500ms"])
+            // Arguments go before variables.
+            .envs([
+                ("LEASEHOLD_RETRY_INTERVAL", "100ms"),
+                ("LEASEHOLD_HEARTBEAT_INTERVAL", "100ms"),
+                ("LEASEHOLD_QUERY_TIMEOUT", "1s"),
+                ("LEASEHOLD_STOP_GRACE", "500ms"),
+            ])
             .args(options)
             .args(["job", "--", "sh", "-c", script])
             .current_dir(self.dir.path())
@@ -63,14 +68,19 @@ impl Scene {
 
     /// Waits until a command has written that line.
     async fn says(&self, file: &str, line: &str) {
-        eventually(&format!("{file} has {line:?}"), || self.read(file), |text| text.lines().any(|it| it == line))
-            .await;
+        eventually(
+            &format!("{file} has {line:?}"),
+            || self.read(file),
+            |text| text.lines().any(|it| it == line),
+        )
+        .await;
     }
 
     /// The number that a command wrote.
     async fn pid(&self, file: &str) -> Pid {
         let number = || self.read(file).trim().parse().ok();
-        let number = eventually(&format!("{file} has a number"), number, |it: &Option<i32>| it.is_some()).await;
+        let number =
+            eventually(&format!("{file} has a number"), number, |it: &Option<i32>| it.is_some()).await;
         Pid::from_raw(number.unwrap()).unwrap()
     }
 }
@@ -96,7 +106,9 @@ impl Drop for Run {
 /// Whether a process runs: it is there, and no zombie.
 fn runs(pid: Pid) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("stat"));
-    stat.is_ok_and(|stat| !matches!(stat.rsplit(") ").next().and_then(|it| it.chars().next()), Some('Z' | 'X')))
+    stat.is_ok_and(|stat| {
+        !matches!(stat.rsplit(") ").next().and_then(|it| it.chars().next()), Some('Z' | 'X'))
+    })
 }
 
 /// C-02, D39: the command's own code, that of a signal, and those of a command that cannot be executed; the lease is
@@ -106,7 +118,9 @@ async fn the_exit_code_is_that_of_the_command() {
     for stage in [Stage::files(), Stage::postgres()] {
         let scene = Scene::new(stage);
         let options = ["--takeover-delay=0s"];
-        for (script, code) in [("exit 0", 0), ("exit 1", 1), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137)] {
+        for (script, code) in
+            [("exit 0", 0), ("exit 1", 1), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137)]
+        {
             assert_eq!(scene.code(&options, script), Some(code), "{script}");
             assert!(scene.stage.is_free("job"));
         }
@@ -137,13 +151,27 @@ async fn what_goes_wrong_has_a_code_of_its_own() {
     let url = format!("postgres://app:hunter2@127.0.0.1:{closed}/app");
     for wait in ["--no-wait", "--wait=300ms"] {
         let output = Command::new(PROGRAM)
-            .args(["run", "--store", &url, "--query-timeout=1s", "--retry-interval=100ms", wait, "job", "--", "true"])
+            .args([
+                "run",
+                "--store",
+                &url,
+                "--query-timeout=1s",
+                "--retry-interval=100ms",
+                wait,
+                "job",
+                "--",
+                "true",
+            ])
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(69), "{output:?}");
         assert!(!String::from_utf8_lossy(&output.stderr).contains("hunter2"), "{output:?}");
     }
-    let output = Command::new(PROGRAM).args(["run", "job", "--", "true"]).env_remove("LEASEHOLD_STORE").output().unwrap();
+    let output = Command::new(PROGRAM)
+        .args(["run", "job", "--", "true"])
+        .env_remove("LEASEHOLD_STORE")
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("postgres://") && text.contains("file:"), "{text}");
@@ -201,13 +229,15 @@ async fn a_command_that_does_not_end_is_killed() {
     assert_eq!(run.ended().await, Some(137));
     assert!(!runs(pid) && scene.stage.is_free("job"));
 
-    let mut run = scene.start(&[], "trap : TERM; echo $$ > stopped; kill -STOP $$");
+    let mut run =
+        scene.start(&[], "trap : TERM; echo $$ > stopped; kill -STOP $$; while :; do sleep 0.05; done");
     let pid = scene.pid("stopped").await;
     run.signal(Signal::TERM);
     assert_eq!(run.ended().await, Some(137));
     assert!(!runs(pid));
 
-    let mut run = scene.start(&["--stop-grace=1h"], "trap : TERM; echo $$ > patient; while :; do sleep 0.05; done");
+    let mut run =
+        scene.start(&["--stop-grace=1h"], "trap : TERM; echo $$ > patient; while :; do sleep 0.05; done");
     let pid = scene.pid("patient").await;
     run.signal(Signal::TERM);
     run.signal(Signal::INT);
@@ -219,8 +249,12 @@ async fn a_command_that_does_not_end_is_killed() {
 #[tokio::test]
 async fn signals_are_passed_on() {
     let scene = Scene::new(Stage::files());
-    for (signal, name) in [(Signal::TERM, "TERM"), (Signal::INT, "INT"), (Signal::HUP, "HUP"), (Signal::QUIT, "QUIT")] {
-        let script = format!("trap 'echo got-{name} >> log; exit 7' {name}; echo ready-{name} >> log; while :; do sleep 0.05; done");
+    for (signal, name) in
+        [(Signal::TERM, "TERM"), (Signal::INT, "INT"), (Signal::HUP, "HUP"), (Signal::QUIT, "QUIT")]
+    {
+        let script = format!(
+            "trap 'echo got-{name} >> log; exit 7' {name}; echo ready-{name} >> log; while :; do sleep 0.05; done"
+        );
         let mut run = scene.start(&[], &script);
         scene.says("log", &format!("ready-{name}")).await;
         run.signal(signal);
@@ -244,7 +278,8 @@ async fn signals_are_passed_on() {
 async fn the_command_of_a_killed_process_dies_before_another_one_starts() {
     for stage in [Stage::files(), Stage::postgres()] {
         let scene = Scene::new(stage);
-        let script = "trap : TERM; echo $$ > $LEASEHOLD_IDENTITY; echo start >> log; while :; do sleep 0.05; done";
+        let script =
+            "trap : TERM; echo $$ > $LEASEHOLD_IDENTITY; echo start >> log; while :; do sleep 0.05; done";
         let mut a = scene.start(&["--identity=a"], script);
         let pid = scene.pid("a").await;
         let mut b = scene.start(&["--identity=b"], script);
@@ -312,7 +347,16 @@ async fn it_works_as_pid_1() {
     let scene = Scene::new(Stage::files());
     let mut command = Command::new("unshare");
     let inner = "for n in 1 2 3 4 5; do sh -c 'sleep 0.05 &'; done; echo ready > log; while :; do sleep 0.05; ps -A -o stat= | grep -c Z > zombies; done";
-    command.args(["--pid", "--fork", "--mount-proc", "--kill-child", PROGRAM, "run", "--store", &scene.stage.url()]);
+    command.args([
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        PROGRAM,
+        "run",
+        "--store",
+        &scene.stage.url(),
+    ]);
     command.args(["--stop-grace=500ms", "job", "--", "sh", "-c", inner]).current_dir(scene.dir.path());
     let mut run = Run { child: command.stdin(Stdio::null()).spawn().unwrap() };
     scene.says("log", "ready").await;

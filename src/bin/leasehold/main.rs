@@ -44,6 +44,14 @@ enum Command {
     #[cfg(unix)]
     #[command(hide = true)]
     Guard,
+    /// Becomes a command, when it may: what `run` starts.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Exec {
+        /// The command and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<std::ffi::OsString>,
+    },
     /// Prints the number that a name stands for, and the SQL that shows who holds it.
     Key(key::Arguments),
 }
@@ -56,6 +64,8 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::main(&common, arguments),
         #[cfg(unix)]
         Command::Guard => Ok(run::guard::main()),
+        #[cfg(unix)]
+        Command::Exec { command } => Ok(ExitCode::from(run::command::exec(&command))),
         Command::Key(arguments) => key::main(&arguments),
     };
     match outcome {

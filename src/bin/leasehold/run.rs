@@ -3,7 +3,7 @@
 //! The order is the same on every path: the command's process group is told to stop, is seen to be empty, and only then
 //! the lease is released. What this process cannot do because it was killed or stands still, its [`guard`] does.
 
-mod command;
+pub(crate) mod command;
 mod group;
 pub(crate) mod guard;
 mod reaper;
@@ -139,13 +139,8 @@ impl Wrapper {
             Ok(Some(ended)) => ended.code(),
             Ok(None) => self.code_of_a_stop(),
             Err(RunError::Job(CannotStart(error))) => {
-                let code = if error.kind() == std::io::ErrorKind::NotFound {
-                    exit::NOT_FOUND
-                } else {
-                    exit::CANNOT_EXECUTE
-                };
-                eprintln!("leasehold: {}: {error}", self.arguments.command[0].display());
-                code
+                eprintln!("leasehold: the command could not be started: {error}");
+                exit::CANNOT_EXECUTE
             }
             Err(RunError::Refused(error)) => {
                 eprintln!("leasehold: {error}");
@@ -223,7 +218,7 @@ impl Wrapper {
                 }
                 held = holding => held.map_err(CannotStart)?,
             }
-            let command = Command::start(self, &lease).map_err(CannotStart)?;
+            let command = Command::start(self, &lease).await.map_err(CannotStart)?;
             let ended = command.attend(&lease).await;
             self.last.set(Some(ended));
             let again = match self.arguments.restart {

@@ -1,12 +1,13 @@
 //! One run of the command, from its start until nobody of its process group is left.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process;
 use std::time::Duration;
 
 use leasehold::Lease;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -15,6 +16,18 @@ use super::group::Group;
 use super::terminal;
 use crate::common::now;
 use crate::exit;
+
+/// What is started in the place of the command, and becomes it when it may.
+pub(crate) fn exec(command: &[OsString]) -> u8 {
+    let [program, arguments @ ..] = command else { return exit::USAGE };
+    if let Err(error) = kill_process(getpid(), Signal::STOP) {
+        eprintln!("leasehold: {error}");
+        return exit::BUG;
+    }
+    let error = process::Command::new(program).args(arguments).exec();
+    eprintln!("leasehold: {}: {error}", program.display());
+    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
+}
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +60,13 @@ pub(super) struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// Starts it as the leader of a process group of its own.
-    pub(super) fn start(wrapper: &'a Wrapper, lease: &Lease) -> io::Result<Self> {
-        let [program, arguments @ ..] = &wrapper.arguments.command[..] else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        let child = process::Command::new(program)
-            .args(arguments)
+    /// Starts it as the leader of a process group of its own, when the guard knows of the group: until then it stands
+    /// still. Should this process die meanwhile, the kernel ends it, as it does with every stopped group that nobody can
+    /// let go on any more.
+    pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease) -> io::Result<Self> {
+        let child = process::Command::new(std::env::current_exe()?)
+            .args(["exec", "--"])
+            .args(&wrapper.arguments.command)
             .env("LEASEHOLD_NAME", lease.name().as_str())
             .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
             .env("LEASEHOLD_TERM", lease.term().to_string())
@@ -61,13 +74,13 @@ impl<'a> Command<'a> {
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         wrapper.reaper.watch(pid);
-        let group = Group(pid);
-        let command = Self { wrapper, pid, group, terminal: terminal::lend(pid) };
-        command.leash(lease);
-        if command.terminal.is_some() {
-            // It may have asked for the terminal before it was its own, and stands still for it.
-            rustix::process::kill_process_group(pid, Signal::CONT).ok();
+        let command = Self { wrapper, pid, group: Group(pid), terminal: terminal::lend(pid) };
+        tokio::select! {
+            () = wrapper.reaper.stopped(pid) => {}
+            _ = wrapper.reaper.ended(pid) => {}
         }
+        command.leash(lease);
+        command.group.signal(Signal::CONT);
         info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "started the command");
         Ok(command)
     }
