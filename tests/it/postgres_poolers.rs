@@ -310,6 +310,23 @@ async fn a_session_pooler_works() {
     assert_nothing_is_left(&cluster, &bouncer, u32::try_from(used).unwrap(), &untouched).await;
 }
 
+/// F-32: a pooler that does not reset its connections hands on what its clients leave: a Locker that ends in order leaves
+/// nothing.
+#[tokio::test]
+async fn a_session_pooler_that_does_not_reset_gets_its_connection_back_as_it_was() {
+    let cluster = Cluster::new();
+    let untouched = untouched(&cluster).await;
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 2, "server_reset_query =");
+    for _ in 0..3 {
+        let locker = Locker::connect(&bouncer.url(), patient("one")).await.unwrap();
+        let led = locker.run("job", async |_: Lease| Ok::<_, Infallible>(())).await;
+        assert_eq!(led.unwrap(), Some(()));
+        locker.close().await;
+        let used = u32::try_from(cluster.admin().backends("").len()).unwrap();
+        assert_nothing_is_left(&cluster, &bouncer, used, &untouched).await;
+    }
+}
+
 /// F-32, D26: a pooler with no room for one more client is told, and used when there is room.
 #[tokio::test]
 async fn a_pooler_that_is_full_is_told_and_waited_for() {

@@ -394,6 +394,8 @@ impl Session for PgSession {
         {
             debug!(%cause, "the session did not end in order");
         }
+        // A pooler in session mode that does not reset its connections would hand our settings on.
+        self.fetch("UNLISTEN *; RESET ALL".to_owned()).await.ok();
         self.link.close().await;
     }
 }
