@@ -39,6 +39,7 @@
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
+//! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
 //! * [`State`] and [`StateWatch`], [`Reason`], [`LossCause`]: what is going on, and why.
 //!
 //! # What holds
@@ -76,6 +77,7 @@ mod health;
 mod lease;
 mod locker;
 mod name;
+mod observe;
 mod options;
 mod sabotage;
 #[cfg(test)]
@@ -90,6 +92,7 @@ pub use health::{Health, Trouble};
 pub use lease::Lease;
 pub use locker::Locker;
 pub use name::{Key, Kind, MAX_NAME_BYTES, Name, NameError};
+pub use observe::{Election, Handover, Observer, Participant, Role, Snapshot, Watch};
 pub use options::{
     Bounds, DEFAULT_HEARTBEAT_INTERVAL, DEFAULT_MAX_HELD, DEFAULT_QUERY_TIMEOUT, DEFAULT_RETRY_INTERVAL,
     DEFAULT_STOP_GRACE, MAX_IDENTITY_BYTES, MAX_TTL, Options, OptionsError,

@@ -9,7 +9,7 @@ use crate::driver::command::Place;
 use crate::driver::term::{OVERRUN_MARGIN, Shown, Term};
 use crate::name::Kind;
 use crate::name::Name;
-use crate::store::{Answer, Exchanged};
+use crate::store::{Answer, Exchanged, Message};
 use crate::watch::StateWatch;
 
 type Grants = mpsc::UnboundedReceiver<Result<Arc<Term>, Arc<ConnectError>>>;
@@ -246,7 +246,7 @@ fn exchanges_that_are_always_due_let_a_message_pass() {
     let late = now + Duration::from_secs(9);
     let exchanged = Exchanged { released: Vec::new(), answers: vec![BUSY] };
     machine.on_exchange(asked, exchanged, now, late).unwrap();
-    assert!(matches!(machine.next_statement(late), Some(Statement::Publish(_))));
+    assert!(matches!(machine.next_statement(late), Some(Statement::Publish(..))));
     batch(&mut machine, late);
 }
 

@@ -392,7 +392,7 @@ fn a_request_to_step_down_reaches_every_session_the_own_one_too() {
     run(async {
         let (mut one, mut two) = (session(dir.path()).await, session(dir.path()).await);
         let message = Message::StepDown(key("job"));
-        one.publish(message).await.unwrap();
+        one.publish(message.clone()).await.unwrap();
         for session in [&mut one, &mut two] {
             assert!(matches!(session.event().await, Event::Message(got) if got == message));
             assert!(poll_once(pin!(session.event())).is_pending(), "once");
