@@ -34,10 +34,10 @@ const HANDOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// Looks at who leads and who stands by, on all names of a store. It takes no lease, and no other lock.
 ///
 /// Each look calls the roll: every Locker with a session answers with the names that it contends for and what it does
-/// about each. The look is over when every session that the store shows has answered, or after **500 ms**: who has not
-/// answered by then (frozen, cut off, or no leasehold process at all) shows as [silent](Snapshot::silent), and as a
-/// leader without a [role](Participant::role) where it holds something. No look takes longer than the
-/// [query timeout](Options::query_timeout).
+/// about each. The look is over when every session that the store shows has answered, or after **500 ms** (half of the
+/// query timeout, if that is less): who has not answered by then (frozen, cut off, or no leasehold process at all) shows as [silent](Snapshot::silent), and as a
+/// leader without a [role](Participant::role) where it holds something. Where a lease changes hands in the middle of it, it
+/// is looked once or twice more. No look takes longer than the [query timeout](Options::query_timeout).
 ///
 /// What the store itself can tell, without an answer:
 ///
@@ -128,13 +128,15 @@ impl Observer {
     /// Cancel-safe: nothing is left of a look that is dropped.
     pub async fn snapshot(&self) -> Result<Snapshot, Error> {
         let limit = self.locker.options().query_timeout;
+        let patience = ANSWER_LIMIT.min(limit / 2);
         let look = async {
-            let mut found = self.roll_call(limit).await?;
+            let until = clock::now() + limit;
+            let mut found = self.roll_call(limit, patience).await?;
             for _ in 1..LOOKS {
-                if found.agrees() {
+                if found.agrees() || clock::now() + 2 * patience > until {
                     break;
                 }
-                found = self.roll_call(limit).await?;
+                found = self.roll_call(limit, patience).await?;
             }
             Ok(found.snapshot())
         };
@@ -210,7 +212,7 @@ impl Observer {
         if from.answers_step_down == Some(false) {
             return Ok(Handover::Refused { leader: from });
         }
-        self.step_down(&*name.as_str()).await?;
+        self.step_down(name.clone()).await?;
         loop {
             if let Some(by) = self.snapshot().await?.of(&name).leader
                 && !by.is_term_of(&from)
@@ -222,7 +224,7 @@ impl Observer {
     }
 
     /// Asks everybody, and looks at what the store shows meanwhile.
-    async fn roll_call(&self, limit: Duration) -> Result<Found, Error> {
+    async fn roll_call(&self, limit: Duration, patience: Duration) -> Result<Found, Error> {
         let number = rand::make_rng::<rand::rngs::StdRng>().random();
         let (answers, mut answered) = mpsc::channel(ANSWERS_AT_ONCE);
         self.locker.command(Command::Listen(number, answers))?;
@@ -232,7 +234,7 @@ impl Observer {
         if !sent.await.map_err(|_| self.locker.gone())? {
             return Err(Error::Unanswered { limit });
         }
-        let until = clock::now() + ANSWER_LIMIT;
+        let until = clock::now() + patience;
         let (reply, seen) = oneshot::channel();
         self.locker.command(Command::Survey(reply))?;
         let seen = seen.await.map_err(|_| self.locker.gone())?.ok_or(Error::Unanswered { limit })?;
@@ -476,11 +478,14 @@ impl Participant {
         told(self) == told(other)
     }
 
-    /// Whether this is the same term of the same session as far as can be told, in whichever state.
+    /// Whether this may be the same term of the same session, in whichever state: nothing that both tell differs.
     fn is_term_of(&self, other: &Self) -> bool {
-        let of = |it: &Self| (it.identity.clone(), it.pid);
-        let terms = self.term.zip(other.term);
-        of(self) == of(other) && terms.is_none_or(|(one, two)| one == two)
+        fn differs<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
+            one.zip(other).is_some_and(|(one, other)| one != other)
+        }
+        !differs(self.identity.as_ref(), other.identity.as_ref())
+            && !differs(self.pid, other.pid)
+            && !differs(self.term, other.term)
     }
 }
 
@@ -590,11 +595,20 @@ impl Found {
     /// Whether who holds a lease in the store is who says so. Else it has changed hands between the two.
     fn agrees(&self) -> bool {
         self.sketches().values().all(|sketch| {
-            let holds = |at: usize| sketch.said.iter().any(|(by, it)| *by == Some(at) && it.holds());
-            let denies = |at: usize| sketch.said.iter().any(|(by, it)| *by == Some(at) && !it.holds());
-            let others = |at: usize| sketch.said.iter().any(|(by, it)| *by != Some(at) && it.holds());
-            sketch.shown.iter().all(|&at| holds(at) || !(denies(at) || others(at)))
+            let said = |at: usize, holds: bool| {
+                sketch.said.iter().any(|(by, it)| self.is_of(*by, it, at) && it.holds() == holds)
+            };
+            let others_hold =
+                |at: usize| sketch.said.iter().any(|(by, it)| !self.is_of(*by, it, at) && it.holds());
+            sketch.shown.iter().all(|&at| said(at, true) || !(said(at, false) || others_hold(at)))
         })
+    }
+
+    /// Whether what a session said is of the one that the store shows. Where the store knows a holder by its identity
+    /// alone, so does this.
+    fn is_of(&self, by: Option<usize>, said: &Participant, at: usize) -> bool {
+        let shown = self.seen.get(at).and_then(|seen| seen.who.identity.as_ref());
+        by == Some(at) || (shown.is_some() && shown == said.identity.as_ref())
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -622,7 +636,7 @@ impl Found {
 
         // What the store shows counts for more than what somebody said a moment ago.
         let shown = sketch.shown.first().map(|&at| {
-            let claim = sketch.said.iter().position(|(by, it)| *by == Some(at) && it.holds());
+            let claim = sketch.said.iter().position(|(by, it)| self.is_of(*by, it, at) && it.holds());
             (at, claim)
         });
         let claim = match shown {

@@ -9,12 +9,14 @@
 mod api;
 mod bad_input;
 mod blocking;
+#[cfg(all(unix, feature = "cli", feature = "postgres"))]
+mod command_status;
 mod endings;
 mod handover;
 mod health;
 mod leaving;
 mod loss;
-
+mod observer;
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_facts;

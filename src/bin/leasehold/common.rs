@@ -1,7 +1,7 @@
 //! What every subcommand takes: the store, the options, and how to log.
 
 use clap::{ArgAction, Args, ValueEnum};
-use leasehold::{Locker, Options};
+use leasehold::{Locker, Observer, Options};
 
 use crate::exit::Usage;
 
@@ -112,6 +112,11 @@ impl Common {
         let pairs: Vec<_> =
             given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
         Ok(pairs.join(",").parse()?)
+    }
+
+    /// An observer that is connected.
+    pub(crate) async fn observer(&self) -> anyhow::Result<Observer> {
+        Ok(Observer::connect(self.store()?, self.options()?).await?)
     }
 
     /// A Locker that connects when it is first needed.
