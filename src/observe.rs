@@ -517,7 +517,8 @@ impl fmt::Display for Participant {
 struct Answer {
     identity: String,
     steps_down: bool,
-    parts: BTreeMap<u32, Vec<Standing>>,
+    /// With the key of each, which takes a while to find.
+    parts: BTreeMap<u32, Vec<(Key, Standing)>>,
     count: u32,
 }
 
@@ -526,7 +527,7 @@ impl Answer {
         u32::try_from(self.parts.len()) == Ok(self.count)
     }
 
-    fn standings(&self) -> impl Iterator<Item = &Standing> {
+    fn standings(&self) -> impl Iterator<Item = &(Key, Standing)> {
         self.parts.values().flatten()
     }
 }
@@ -554,6 +555,8 @@ impl Found {
         let by =
             if session.is_empty() { (String::new(), identity.clone()) } else { (session, String::new()) };
         let nothing = || Answer { identity, steps_down, parts: BTreeMap::new(), count };
+        let key = |it: Standing| (Key::of(Kind::Lease, it.name.as_str()), it);
+        let standings = standings.into_iter().map(key).collect();
         self.answers.entry(by).or_insert_with(nothing).parts.insert(part, standings);
     }
 
@@ -577,8 +580,8 @@ impl Found {
         let mut sketches: HashMap<Key, Sketch<'_>> = HashMap::new();
         for ((session, _), answer) in &self.answers {
             let at = by_session.get(session.as_str()).copied().filter(|_| !session.is_empty());
-            for standing in answer.standings() {
-                let sketch = sketches.entry(Key::of(Kind::Lease, standing.name.as_str())).or_default();
+            for (key, standing) in answer.standings() {
+                let sketch = sketches.entry(*key).or_default();
                 sketch.name = Some(&standing.name);
                 let seen = at.and_then(|at| self.seen.get(at));
                 sketch.said.push((at, Participant::new(seen, Some(answer)).standing(standing)));
@@ -628,23 +631,27 @@ impl Found {
 
     fn election(&self, key: Key, sketch: Sketch<'_>) -> Election {
         let mut election = Election { name: sketch.name.cloned(), ..Election::of_nobody(key) };
-        let waiting = key.waiting();
         let said = |at: usize| sketch.said.iter().any(|(by, _)| *by == Some(at));
-        let silent = self.seen.iter().enumerate().filter(|(at, _)| !said(*at));
-        let waits = silent.filter(|(_, seen)| seen.shares.contains(&waiting));
-        election.standbys.extend(waits.map(|(_, seen)| Participant::new(Some(seen), self.answer_of(seen))));
+        let silent = |(at, seen): &(usize, &Seen)| !seen.shares.is_empty() && !said(*at);
+        let mut silent = self.seen.iter().enumerate().filter(silent).peekable();
+        if silent.peek().is_some() {
+            let waiting = key.waiting();
+            let waits = silent.filter(|(_, seen)| seen.shares.contains(&waiting));
+            election
+                .standbys
+                .extend(waits.map(|(_, seen)| Participant::new(Some(seen), self.answer_of(seen))));
+        }
 
         // What the store shows counts for more than what somebody said a moment ago.
         let shown = sketch.shown.first().map(|&at| {
             let claim = sketch.said.iter().position(|(by, it)| self.is_of(*by, it, at) && it.holds());
             (at, claim)
         });
-        let claim = match shown {
-            Some((_, claim)) => claim,
-            None => {
-                let claims = sketch.said.iter().enumerate().filter(|(_, (_, it))| it.holds());
-                claims.min_by_key(|(_, (_, it))| it.held_for).map(|(n, _)| n)
-            }
+        let claim = if let Some((_, claim)) = shown {
+            claim
+        } else {
+            let claims = sketch.said.iter().enumerate().filter(|(_, (_, it))| it.holds());
+            claims.min_by_key(|(_, (_, it))| it.held_for).map(|(n, _)| n)
         };
         if let (Some((at, _)), None) = (shown, claim) {
             let seen = self.seen.get(at);

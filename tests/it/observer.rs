@@ -52,7 +52,7 @@ async fn an_observer_sees_who_leads_and_who_stands_by() {
             let elections = observer.leaders().await.unwrap();
             assert_eq!(elections.len(), 1, "{elections:?}");
             let found = elections[0].leader.clone().unwrap();
-            assert_eq!(who(&[found.clone()]), [("a", Some(Role::Leading))]);
+            assert_eq!(who(std::slice::from_ref(&found)), [("a", Some(Role::Leading))]);
             assert_eq!((found.term, found.answers_step_down), (Some(lease.term()), Some(true)));
             assert_eq!(who(&observer.standbys("job").await.unwrap()), [("b", Some(Role::Standby))]);
             assert_eq!(leader_of(observer, "another job").await, None);
@@ -103,7 +103,9 @@ async fn a_thousand_names_of_one_locker_are_found() {
     on_every_store(async |stage| {
         // A file for each name: many systems allow a process 1,024.
         let count = if stage.kind() == "files" { 400 } else { 1_000 };
-        let (locker, shutdown) = (stage.locker(quick("a")), CancellationToken::new());
+        // Beside a thousand jobs on the one thread of this test, an answer takes its time.
+        let patient = |who: &str| quick(who).query_timeout(Duration::from_secs(20));
+        let (locker, shutdown) = (stage.locker(patient("a")), CancellationToken::new());
         let mut runs = JoinSet::new();
         for n in 0..count {
             let candidate = locker.candidate(format!("job number {n}")).until(shutdown.clone());
@@ -112,7 +114,7 @@ async fn a_thousand_names_of_one_locker_are_found() {
                 Ok::<_, Infallible>(())
             }));
         }
-        let observer = stage.locker(quick("o")).observer();
+        let observer = stage.locker(patient("o")).observer();
         let mut elections = Vec::new();
         while elections.len() < count {
             elections = observer.leaders().await.unwrap();
@@ -195,7 +197,9 @@ async fn a_flood_of_datagrams_costs_no_lease() {
             let present = format!("present {number:016x} - - x y 1/1 l:::{}", "x".repeat(900));
             for text in ["nonsense", &roll_call, &present, "present", "freed 00"] {
                 // A sender that blocks is a flood as fast as it is taken.
-                sockets.iter().for_each(|socket| drop(sender.send_to(text.as_bytes(), socket)));
+                for socket in &sockets {
+                    sender.send_to(text.as_bytes(), socket).ok();
+                }
             }
         }
         number

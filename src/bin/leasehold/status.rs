@@ -73,7 +73,7 @@ async fn watch(observer: &Observer, names: &[Name], arguments: &Arguments) -> an
     let mut interrupted = std::pin::pin!(exit::interrupted());
     loop {
         let snapshot = tokio::select! {
-            code = &mut interrupted => return Ok(code?),
+            code = &mut interrupted => return code,
             snapshot = watch.next() => snapshot,
         };
         let view = match snapshot {
@@ -142,10 +142,11 @@ impl View {
             text += &line(row, colour(election));
         }
         for participant in &self.silent {
-            text += &format!("\nno answer from {}", participant_text(participant));
+            text.push_str("\nno answer from ");
+            text.push_str(&participant_text(participant));
         }
         if !self.silent.is_empty() {
-            text += "\n";
+            text.push('\n');
         }
         text
     }
@@ -153,21 +154,21 @@ impl View {
     /// A line for each name that is not as it was.
     fn news(&self, before: &mut HashMap<i64, String>) -> String {
         let at = humantime::format_rfc3339_seconds(self.at);
-        let mut news = String::new();
+        let mut news = Vec::new();
         let mut gone: HashMap<i64, String> = std::mem::take(before);
         for election in &self.elections {
             let key = election.key.get();
             let line = plain(election);
             if gone.remove(&key).as_ref() != Some(&line) {
-                news += &format!("{at} {line}\n");
+                news.push(format!("{at} {line}\n"));
             }
             before.insert(key, line);
         }
         for line in gone.values() {
             let name = line.split(" state=").next().unwrap_or(line);
-            news += &format!("{at} {name} state=gone\n");
+            news.push(format!("{at} {name} state=gone\n"));
         }
-        news
+        news.concat()
     }
 
     fn json(&self) -> Value {

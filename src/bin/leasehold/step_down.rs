@@ -64,19 +64,15 @@ async fn ask(observer: &Observer, name: &Name) -> anyhow::Result<ExitCode> {
 
 async fn wait(observer: &Observer, name: &Name, timeout: Option<Duration>) -> anyhow::Result<ExitCode> {
     let handover = observer.hand_over(name.as_str());
-    let handover = match timeout {
-        None => handover.await?,
-        Some(limit) => match tokio::time::timeout(limit, handover).await {
-            Ok(handover) => handover?,
-            Err(_) => {
-                let limit = humantime::format_duration(limit);
-                eprintln!(
-                    "leasehold: asked, and nobody has taken over {} within {limit}",
-                    output::name(name)
-                );
-                return Ok(ExitCode::from(exit::NOT_ACQUIRED));
-            }
-        },
+    let handover = if let Some(limit) = timeout {
+        let Ok(handover) = tokio::time::timeout(limit, handover).await else {
+            let limit = humantime::format_duration(limit);
+            eprintln!("leasehold: asked, and nobody has taken over {} within {limit}", output::name(name));
+            return Ok(ExitCode::from(exit::NOT_ACQUIRED));
+        };
+        handover?
+    } else {
+        handover.await?
     };
     match handover {
         Handover::NobodyLeads => Ok(nobody_leads(name)),

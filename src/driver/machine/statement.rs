@@ -97,10 +97,9 @@ impl<H> Statement<H> {
                 }
             }
             Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
-            Self::Publish(_, None) => {}
             Self::Survey(reply) => Task::Survey(reply).fail(),
-            // For the log only.
-            Self::Inquiry(_) => {}
+            // For the log only; and nobody waits for an answer to a roll call to be sent.
+            Self::Inquiry(_) | Self::Publish(_, None) => {}
         }
     }
 }

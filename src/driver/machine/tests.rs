@@ -376,24 +376,24 @@ fn a_flood_of_roll_calls_is_answered_in_part() {
     for number in (0..1_000).chain(0..1_000) {
         machine.on_message(call(number), now);
     }
-    let mut answers = 0;
+    let mut count = 0;
     while let Some(statement) = machine.next_statement(now) {
-        assert_eq!(presence(Some(statement)).call.number, answers);
-        answers += 1;
+        assert_eq!(presence(Some(statement)).call.number, count);
+        count += 1;
     }
-    assert_eq!(answers, 8);
+    assert_eq!(count, 8);
 
-    let (taker, mut taken) = mpsc::channel(2);
-    machine.on_command(Command::Listen(7, taker), now);
+    let (heard, mut answers) = mpsc::channel(2);
+    machine.on_command(Command::Listen(7, heard), now);
     machine.on_message(call(7), now);
     let answer = presence(machine.next_statement(now));
     for number in [7, 8, 7, 7] {
         let call = Call { number, reply_to: String::new() };
         machine.on_message(Message::Present(Presence { call, ..answer.clone() }), now);
     }
-    assert_eq!(taken.try_recv().unwrap().call.number, 7);
-    assert_eq!(taken.try_recv().unwrap().call.number, 7);
-    assert!(taken.try_recv().is_err(), "what does not fit is dropped");
+    assert_eq!(answers.try_recv().unwrap().call.number, 7);
+    assert_eq!(answers.try_recv().unwrap().call.number, 7);
+    assert!(answers.try_recv().is_err(), "what does not fit is dropped");
 }
 
 /// F-15: whoever returns after the deadline has lost, also if nobody has noticed yet.

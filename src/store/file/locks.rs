@@ -127,7 +127,7 @@ impl Locks {
         let held = |entry: fs::DirEntry| {
             let name = entry.file_name();
             let key = name.to_str()?.strip_suffix(".lock").filter(|key| key.len() == 16)?.parse().ok()?;
-            Some((key, *holders.get(&shown(&entry.metadata().ok()?)?)?))
+            Some((key, *holders.get(&shown(&entry.metadata().ok()?))?))
         };
         entries.flatten().filter_map(held).collect()
     }
@@ -155,16 +155,16 @@ fn read_lock_table(table: &str) -> HashMap<String, i32> {
 
 /// A file as the lock table names it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn shown(metadata: &fs::Metadata) -> Option<String> {
+fn shown(metadata: &fs::Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
     let device = metadata.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    Some(format!("{major:02x}:{minor:02x}:{}", metadata.ino()))
+    format!("{major:02x}:{minor:02x}:{}", metadata.ino())
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-const fn shown(_: &fs::Metadata) -> Option<String> {
-    None
+const fn shown(_: &fs::Metadata) -> String {
+    String::new()
 }
 
 /// A locked file. Dropped, it is unlocked first and then closed: a forked child keeps a merely closed lock alive.
