@@ -47,7 +47,7 @@ const HANDOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// | files | on Linux, for the processes of one pid namespace; elsewhere not | no | |
 /// | memory | yes | yes | |
 ///
-/// ```compile_fail
+/// ```compile_fail,E0599
 /// # async fn no_lease(observer: leasehold::Observer) {
 /// // An observer leads nothing.
 /// observer.run("sweeper", async |lease: leasehold::Lease| anyhow::Ok(())).await;

@@ -273,7 +273,20 @@ mod postgres {
         assert_eq!((elections[0].name.clone(), elections[0].key), (None, key));
         assert_eq!((leader.pid, leader.identity.as_deref(), leader.role), (pid, Some("tests"), None));
         assert_eq!(leader.address.as_deref(), Some("a Unix socket"));
+        assert!(leader.session_age.is_some() && leader.silent_for.is_some(), "{leader:?}");
         assert_eq!(leader_of(&observer, "job").await.unwrap().pid, pid);
+
+        // One that waits and does not answer, as a frozen standby does.
+        let waiting = "'leasehold/v1/waiting'::bytea || '\\x00'::bytea || ";
+        let waits = format!(
+            "SELECT pg_advisory_lock_shared(('x' || encode(substr(sha256({waiting}'{key}'::bytea), 1, 8), \
+             'hex'))::bit(64)::bigint)"
+        );
+        let mut waiter = cluster.connect().await;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(waits)).execute(&mut waiter).await.unwrap();
+        let election = observer.snapshot().await.unwrap().of(&Name::from("job"));
+        assert_eq!(who(&election.standbys), [("tests", None)]);
+        waiter.close().await.unwrap();
 
         // A candidate knows the name.
         let standby = locker(&cluster, "postgres", quick("b"));

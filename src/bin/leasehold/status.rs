@@ -13,7 +13,7 @@ use crate::{exit, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Names that you do not give are found by asking every live process; whoever holds something and does not answer within
+Names that you do not give are found by asking every live process; whoever holds something and does not answer within \
 500 ms is shown as `no answer`, with the key and the process id that the store shows.
 
 Examples:
@@ -133,7 +133,11 @@ impl View {
         let line = |cells: &[String; 7], colour: &str| {
             let padded = cells.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
                 let cell = format!("{cell:<width$}");
-                if column == STATE && colours { format!("{colour}{cell}\x1b[0m") } else { cell }
+                if column == STATE && colours && !colour.is_empty() {
+                    format!("{colour}{cell}\x1b[0m")
+                } else {
+                    cell
+                }
             });
             padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
         };

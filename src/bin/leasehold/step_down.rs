@@ -15,7 +15,7 @@ use crate::{exit, output};
 #[command(after_help = "\
 The leader's job is told to stop; when it has, a standby takes over. The one that handed over stands by again.
 
-Exit codes: 0 asked, or with --wait taken over; 67 nobody leads; 75 nobody has taken over within --timeout; 77 the leader
+Exit codes: 0 asked, or with --wait taken over; 67 nobody leads; 75 nobody has taken over within --timeout; 77 the leader \
 does not hand over when it is asked to (answer_step_down=false).
 
 Examples:
