@@ -56,6 +56,16 @@ impl Lease {
         self.term.stop.cancelled().await;
     }
 
+    /// Completes when the lease is lost, whether or not the job had been told to stop before: for a job that winds down
+    /// under its lease, and has to be quicker without. It also completes at the end of the term.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn lost(&self) {
+        self.term.lost.cancelled().await;
+    }
+
     /// Gives the token that is cancelled when the job is to stop, to be handed on to parts of the job.
     #[must_use]
     pub fn cancellation(&self) -> &CancellationToken {

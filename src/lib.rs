@@ -38,6 +38,7 @@
 //! * [`Locker`]: one session with the store, on a thread of its own, shared by every job of the process.
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
+//! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
 //! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
 //! * [`State`] and [`StateWatch`], [`Reason`], [`LossCause`]: what is going on, and why.

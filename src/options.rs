@@ -171,6 +171,12 @@ impl Options {
         self
     }
 
+    /// Gives how long a job may take to stop after its lease was lost.
+    #[must_use]
+    pub const fn get_stop_grace(&self) -> Duration {
+        self.stop_grace
+    }
+
     /// Gives what this process is called.
     #[must_use]
     pub fn get_identity(&self) -> &str {

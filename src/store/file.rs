@@ -235,8 +235,15 @@ impl Session for FileSession {
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
-        let work = move |shared: &Arc<Shared>, _: &mut Locks| Ok(shared.outbox().publish(message));
         // To itself without a socket: that cannot get lost.
+        let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
+            // To whoever has the lease now: one who gets it meanwhile was not asked to hand it over.
+            let leader = match &message {
+                Message::StepDown(key) => locks.signature(*key),
+                Message::RollCall(_) | Message::Present(_) => None,
+            };
+            Ok(shared.outbox().publish(message, leader.as_deref()))
+        };
         let own = self.statement(work).await?;
         self.events.extend(own.map(Event::Message));
         Ok(true)

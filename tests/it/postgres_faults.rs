@@ -273,35 +273,6 @@ async fn lockers_that_find_no_room_wait_for_it() {
     assert_eq!(log.lines().len(), 2 * whos.len());
 }
 
-/// F-29: a leader that is cut off has ended its job before the server frees the lease, and a standby leads then.
-#[tokio::test]
-async fn a_silent_partition_leads_to_no_overlap_and_a_bounded_vacancy() {
-    let stage = crate::support::Stage::postgres();
-    let crate::support::Stage::Postgres(postgres) = &stage else { unreachable!("it was made so") };
-    let log = Log::default();
-    let options = quick("a");
-    let (ttl, trust) = (options.bounds().ttl, options.bounds().trust);
-    let mut a = Member::join(&stage, options, "job", &log);
-    let lease = a.leads().await;
-    // Past the proxy.
-    let direct = Locker::postgres(postgres.database.options(), quick("b")).unwrap();
-    let mut b = Member::on(&direct, "job", "b", &log);
-    b.stands_by().await;
-    postgres.proxy.cut();
-    let since = now();
-    b.leads().await;
-    let vacancy = since.elapsed();
-    println!("a standby led {vacancy:?} after the cut; trust {trust:?}, ttl {ttl:?}");
-    assert!(vacancy < ttl + AT_ONCE, "{vacancy:?}");
-    assert!(lease.reason().is_some());
-    assert_eq!(log.lines(), ["a start", "a end", "b start"]);
-    postgres.proxy.heal();
-    b.stop().await.unwrap();
-    a.leads().await;
-    a.stop().await.unwrap();
-    log.assert_one_at_a_time();
-}
-
 /// F-20, F-21, F-40: an unlock of everything on the session is a loss of what was held, and the session goes on.
 #[tokio::test]
 async fn an_unlock_of_everything_is_a_loss_of_everything_held() {

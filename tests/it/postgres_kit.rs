@@ -1,13 +1,19 @@
 //! The tests' own servers, and what breaks them: a fault that is not injected shows nothing.
 
+use std::io::{BufRead as _, BufReader, ErrorKind};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, test_kill_process};
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::postgres::{PgConnectOptions, PgQueryResult};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _, SqlStr};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 use crate::support::postgres::{Cluster, Database, Login, PgBouncer, PoolMode, Proxy, Stop};
-use crate::support::{AT_ONCE, eventually, now, until};
+use crate::support::{AT_ONCE, eventually, now, pass, until};
 
 fn is_alive(pid: i32) -> bool {
     test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
@@ -42,33 +48,49 @@ fn a_cluster_is_gone_after_a_panic() {
     assert!(!is_alive(pid) && !dir.exists());
 }
 
-/// Tells the test below that it is the process to be killed.
+/// Tells a test that it is the process to be killed.
 const TO_BE_KILLED: &str = "LEASEHOLD_TEST_TO_BE_KILLED";
 
-#[tokio::test]
-async fn a_cluster_is_gone_when_the_test_process_is_killed() {
-    use std::io::{BufRead as _, BufReader};
+fn is_to_be_killed() -> bool {
+    std::env::var_os(TO_BE_KILLED).is_some()
+}
 
-    if std::env::var_os(TO_BE_KILLED).is_some() {
-        let cluster = Cluster::new();
-        println!("\ncluster {} {}", cluster.pid(), cluster.dir().display());
-        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
-        return;
-    }
+/// Says what there is, and waits.
+fn wait_to_be_killed(what: &str) {
+    println!("\nready {what}");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+}
+
+/// Starts a test of this module in a process of its own, until it [waits](wait_to_be_killed); gives what it has said.
+fn to_be_killed(test: &str) -> (String, Child) {
     let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "postgres_kit::a_cluster_is_gone_when_the_test_process_is_killed", "--nocapture"])
+        .args(["--exact", &format!("postgres_kit::{test}"), "--nocapture"])
         .env(TO_BE_KILLED, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    let line = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("cluster ")).unwrap();
-    let mut words = line.split(' ').skip(1);
-    let (pid, dir) = (words.next().unwrap().parse().unwrap(), Path::new(words.next().unwrap()).to_owned());
-    assert!(is_alive(pid) && dir.exists());
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.find_map(|line| line.strip_prefix("ready ").map(str::to_owned)).unwrap();
+    (said, process)
+}
+
+fn kill(mut process: Child) {
     process.kill().unwrap();
     process.wait().unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_is_gone_when_the_test_process_is_killed() {
+    if is_to_be_killed() {
+        let cluster = Cluster::new();
+        return wait_to_be_killed(&format!("{} {}", cluster.pid(), cluster.dir().display()));
+    }
+    let (said, process) = to_be_killed("a_cluster_is_gone_when_the_test_process_is_killed");
+    let (pid, dir) = said.split_once(' ').unwrap();
+    let (pid, dir) = (pid.parse().unwrap(), Path::new(dir));
+    assert!(is_alive(pid) && dir.exists());
+    kill(process);
     until("the server and its folder are gone", || !is_alive(pid) && !dir.exists()).await;
 }
 
@@ -140,10 +162,7 @@ async fn a_frozen_server_answers_nobody_until_it_goes_on() {
 
 #[tokio::test]
 async fn what_is_slipped_into_a_session_happens_there_and_its_client_sees_none_of_it() {
-    let database = Database::new();
-    let options = database.options();
-    let proxy = Proxy::to(options.get_host(), options.get_port());
-    let options = options.host("127.0.0.1").port(proxy.port());
+    let (database, proxy, options) = behind_a_proxy();
     let mut connection = PgConnection::connect_with(&options).await.unwrap();
     let row = sqlx::query("SELECT pg_backend_pid(), pg_try_advisory_lock(1), pg_try_advisory_lock(2)");
     let pid: i32 = row.fetch_one(&mut connection).await.unwrap().get(0);
@@ -156,27 +175,158 @@ async fn what_is_slipped_into_a_session_happens_there_and_its_client_sees_none_o
     assert_eq!(row.get::<i32, _>(0), 5);
 }
 
+/// A database, and a proxy before it; options for coming by the proxy.
+fn behind_a_proxy() -> (Database, Proxy, PgConnectOptions) {
+    let database = Database::new();
+    let target = database.options();
+    let proxy = Proxy::to(target.get_host(), target.get_port());
+    let options = target.host("127.0.0.1").port(proxy.port()).application_name("client");
+    (database, proxy, options)
+}
+
+/// Makes a table that shows by its name that the statement has reached the server.
+fn create(mut connection: PgConnection, table: &str) -> JoinHandle<Result<PgQueryResult, sqlx::Error>> {
+    let sql = format!("CREATE TABLE {table} ()");
+    tokio::spawn(async move { sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await })
+}
+
+fn exists(database: &Database, table: &str) -> bool {
+    database.admin().sql(&format!("SELECT to_regclass('{table}')")) == [[table]]
+}
+
+#[tokio::test]
+async fn a_proxy_that_is_redirected_leads_new_clients_to_another_server() {
+    let (database, proxy, options) = behind_a_proxy();
+    let other = Cluster::new();
+    let old = PgConnection::connect_with(&options).await.unwrap();
+    proxy.redirect(other.port());
+    let new = PgConnection::connect_with(&options.database("postgres")).await.unwrap();
+    assert_eq!(database.admin().backends("client").len(), 1);
+    assert_eq!(other.admin().backends("client").len(), 1);
+    old.close().await.unwrap();
+    new.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_cut_line_is_silent_and_open_until_it_heals() {
-    let database = Database::new();
-    let options = database.options();
-    let proxy = Proxy::to(options.get_host(), options.get_port());
-    let options = options.host("127.0.0.1").port(proxy.port());
-    let mut connection = PgConnection::connect_with(&options).await.unwrap();
-    sqlx::raw_sql("SET application_name = 'cut'").execute(&mut connection).await.unwrap();
+    let (database, proxy, options) = behind_a_proxy();
+    let connection = PgConnection::connect_with(&options).await.unwrap();
     proxy.cut();
-    let asked =
-        tokio::spawn(async move { sqlx::raw_sql("CREATE TABLE arrived ()").execute(&mut connection).await });
+    let asked = create(connection, "arrived");
     let late = tokio::spawn(async move { PgConnection::connect_with(&options).await });
     for _ in 0..20 {
-        assert_eq!(database.admin().sql("SELECT to_regclass('arrived')"), [[""]]);
+        assert!(!exists(&database, "arrived"));
     }
     assert!(!asked.is_finished() && !late.is_finished());
-    assert_eq!(database.admin().backends("cut").len(), 1);
+    assert_eq!(database.admin().backends("client").len(), 1);
     proxy.heal();
     asked.await.unwrap().unwrap();
     late.await.unwrap().unwrap();
-    assert_eq!(database.admin().sql("SELECT to_regclass('arrived')"), [["arrived"]]);
+    assert!(exists(&database, "arrived"));
+}
+
+#[tokio::test]
+async fn a_line_that_loses_its_answers_takes_one_statement_more_to_the_server() {
+    let (database, proxy, options) = behind_a_proxy();
+    let simple = PgConnection::connect_with(&options).await.unwrap();
+    let mut prepared =
+        PgConnection::connect_with(&options.clone().application_name("prepared")).await.unwrap();
+    proxy.cut_answers();
+    let late = tokio::spawn(async move { PgConnection::connect_with(&options).await });
+    let asked = create(simple, "arrived");
+    // Three messages, of which the last ends the statement.
+    let described =
+        tokio::spawn(async move { prepared.prepare(SqlStr::from_static("SELECT 1")).await.map(drop) });
+    until("the statement reaches the server", || exists(&database, "arrived")).await;
+    let sql = "SELECT query, state FROM pg_stat_activity WHERE application_name = 'prepared'";
+    let last = || database.admin().sql(sql);
+    eventually("the messages reach the server", last, |rows| *rows == [["SELECT 1", "idle"]]).await;
+    assert!(!asked.is_finished() && !described.is_finished() && !late.is_finished());
+    assert_eq!(database.admin().backends("client").len(), 1);
+    proxy.heal();
+    asked.await.unwrap().unwrap();
+    described.await.unwrap().unwrap();
+    late.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn half_a_statement_is_none_until_the_line_heals() {
+    let (database, proxy, options) = behind_a_proxy();
+    let connection = PgConnection::connect_with(&options).await.unwrap();
+    proxy.cut_in_statement();
+    let asked = create(connection, "arrived");
+    for _ in 0..20 {
+        assert!(!exists(&database, "arrived"));
+    }
+    assert!(!asked.is_finished());
+    proxy.heal();
+    asked.await.unwrap().unwrap();
+    assert!(exists(&database, "arrived"));
+}
+
+#[tokio::test]
+async fn of_a_statement_that_is_cut_the_first_half_reaches_the_server() {
+    // A server that shows what it reads; PostgreSQL does not.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::to("127.0.0.1", listener.local_addr().unwrap().port());
+    let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+    let start_up = [0, 0, 0, 8, 0, 3, 0, 0];
+    client.write_all(&start_up).await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    let mut read = [0; 8];
+    server.read_exact(&mut read).await.unwrap();
+    assert_eq!(read, start_up);
+    proxy.cut_in_statement();
+    client.write_all(b"Q\0\0\0\x0dSELECT 1\0").await.unwrap();
+    let mut half = [0; 7];
+    server.read_exact(&mut half).await.unwrap();
+    assert_eq!(&half, b"Q\0\0\0\x0dSE");
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(server.try_read(&mut read).unwrap_err().kind(), ErrorKind::WouldBlock);
+    proxy.heal();
+    let mut rest = [0; 7];
+    server.read_exact(&mut rest).await.unwrap();
+    assert_eq!(&rest, b"LECT 1\0");
+}
+
+#[tokio::test]
+async fn answers_that_are_late_come_in_order() {
+    let (database, proxy, options) = behind_a_proxy();
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    let delay = Duration::from_millis(300);
+    proxy.delay(delay);
+    for number in 0..3 {
+        let since = now();
+        let rows = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {number}")))
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(rows[0].get::<i32, _>(0), number);
+        assert!(since.elapsed() >= delay);
+    }
+    let since = now();
+    let late = create(connection, "arrived");
+    until("the statement reaches the server", || exists(&database, "arrived")).await;
+    // Asked for after the answer was sent, and so no way past it.
+    proxy.delay(Duration::ZERO);
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    sqlx::raw_sql("SELECT 1").execute(&mut connection).await.unwrap();
+    assert!(!late.is_finished());
+    late.await.unwrap().unwrap();
+    assert!(since.elapsed() >= delay);
+}
+
+#[tokio::test]
+async fn a_proxy_that_closes_ends_the_sessions_at_both_sides() {
+    let (database, proxy, options) = behind_a_proxy();
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    proxy.close().await;
+    until("the server's side is closed", || database.admin().backends("client").is_empty()).await;
+    let error = sqlx::raw_sql("SELECT 1").execute(&mut connection).await.unwrap_err();
+    assert!(matches!(error, sqlx::Error::Io(_)), "{error:?}");
+    PgConnection::connect_with(&options).await.unwrap_err();
+    proxy.heal();
+    PgConnection::connect_with(&options).await.unwrap();
 }
 
 #[tokio::test]
@@ -208,4 +358,77 @@ async fn a_standby_follows_its_primary() {
     primary.admin().sql("CREATE TABLE arrived ()");
     let look = || standby.admin().sql("SELECT to_regclass('arrived')");
     eventually("the table arrives", look, |rows| *rows == [["arrived"]]).await;
+}
+
+mod hosts {
+    use super::*;
+    use crate::support::postgres::RemoteHost;
+    use crate::support::quick;
+    use crate::support::replica::{Lines, PROGRAM, Replica};
+
+    fn has_cable(interface: &str) -> bool {
+        Path::new("/sys/class/net").join(interface).exists()
+    }
+
+    #[tokio::test]
+    async fn a_vanished_host_is_silent_and_its_connections_stay_open_until_it_reappears() {
+        let Some(host) = RemoteHost::new() else { return };
+        let cluster = Cluster::with(Login::Trust, &[&host.listen_addresses()]);
+        let lines = Lines::new();
+        let options = quick("a").query_timeout(Duration::from_secs(10));
+        let (command, url) = (host.command(PROGRAM), host.url(&cluster));
+        let mut replica = Replica::by(command, &url, &options, "job", &lines, &["hold"]);
+        lines.wait_for("a tick", 0).await;
+        let last = || {
+            cluster.admin().sql(
+                "SELECT host(client_addr), query_start FROM pg_stat_activity \
+                 WHERE application_name = 'leasehold/a'",
+            )
+        };
+        host.vanish();
+        let before = last();
+        assert_eq!(before[0][0], host.address());
+        // Several heartbeats. Both sides are there meanwhile.
+        for _ in 0..10 {
+            lines.wait_for("a tick", lines.all().len()).await;
+            assert_eq!(last(), before);
+        }
+        host.reappear();
+        eventually("the process is heard again", last, |now| now.len() == 1 && *now != before).await;
+        replica.terminate();
+        assert!(replica.wait().await.success());
+        assert!(lines.all().iter().all(|line| line.ends_with(" 1")), "it never lost its session");
+    }
+
+    #[tokio::test]
+    async fn a_host_is_gone_when_it_is_dropped() {
+        let Some(host) = RemoteHost::new() else { return };
+        let Some(other) = RemoteHost::new() else { return };
+        assert_ne!(host.interface(), other.interface());
+        for host in [host, other] {
+            let interface = host.interface();
+            assert!(has_cable(&interface));
+            drop(host);
+            // The kernel takes a moment to tidy up.
+            until("its cable is gone", || !has_cable(&interface)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_host_is_gone_when_the_test_process_is_killed() {
+        let test = "a_host_is_gone_when_the_test_process_is_killed";
+        if is_to_be_killed() {
+            if let Some(host) = RemoteHost::new() {
+                wait_to_be_killed(&host.interface());
+            }
+            return;
+        }
+        if RemoteHost::new().is_none() {
+            return;
+        }
+        let (interface, process) = to_be_killed(&format!("hosts::{test}"));
+        assert!(has_cable(&interface));
+        kill(process);
+        until("the host is gone", || !has_cable(&interface)).await;
+    }
 }

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tokio::task::JoinSet;
 
 use crate::support::member::over;
-use crate::support::postgres::{Cluster, PgBouncer, PoolMode};
+use crate::support::postgres::{Cluster, Login, PgBouncer, PoolMode};
 use crate::support::{AT_ONCE, Log, Member, eventually, now, pass, quick, until};
 
 /// So long that a machine that is busy with other tests does not come into play.
@@ -140,27 +140,40 @@ fn busy_clients(bouncer: &PgBouncer, clients: usize, sql: &'static [&'static str
     others
 }
 
-/// D02, F-31: 20 of 20 while others use the pool, in one message a transaction or in three.
-#[tokio::test]
-async fn a_busy_transaction_pooler_is_refused_too() {
+/// Pools of 1 to 8 connections, given out in either order, with so many others.
+async fn assert_busy_transaction_poolers_are_refused(others: usize, sql: &'static [&'static str]) {
     let cluster = Cluster::new();
     let untouched = untouched(&cluster).await;
     for connections in [1, 2, 3, 8] {
-        for (others, sql) in
-            [(1, &["BEGIN; SELECT 1; COMMIT"][..]), (1, &["BEGIN", "SELECT 1", "COMMIT"]), (4, &["SELECT 1"])]
-        {
-            for settings in ["", "server_round_robin = 1"] {
-                let bouncer = PgBouncer::with(&cluster, PoolMode::Transaction, connections, settings);
-                let others = busy_clients(&bouncer, others, sql);
-                let what = format!("{connections} connections, {settings:?}, {} of {sql:?}", others.len());
-                let longest = assert_refused(&bouncer, 20, &what).await;
-                println!("{what}: refused 20 of 20, each within {longest:?}");
-                assert_runs_are_refused(&bouncer, &what).await;
-                drop(others);
-                assert_nothing_is_left(&cluster, &bouncer, connections, &untouched).await;
-            }
+        for settings in ["", "server_round_robin = 1"] {
+            let bouncer = PgBouncer::with(&cluster, PoolMode::Transaction, connections, settings);
+            let others = busy_clients(&bouncer, others, sql);
+            let what = format!("{connections} connections, {settings:?}, {} of {sql:?}", others.len());
+            let longest = assert_refused(&bouncer, 20, &what).await;
+            println!("{what}: refused 20 of 20, each within {longest:?}");
+            assert_runs_are_refused(&bouncer, &what).await;
+            drop(others);
+            assert_nothing_is_left(&cluster, &bouncer, connections, &untouched).await;
         }
     }
+}
+
+/// D02, F-31: 20 of 20 while another client makes transactions, each in one message.
+#[tokio::test]
+async fn a_transaction_pooler_that_another_one_uses_is_refused_too() {
+    assert_busy_transaction_poolers_are_refused(1, &["BEGIN; SELECT 1; COMMIT"]).await;
+}
+
+/// D02, F-31: the same, each in three messages.
+#[tokio::test]
+async fn a_transaction_pooler_that_another_one_uses_for_longer_is_refused_too() {
+    assert_busy_transaction_poolers_are_refused(1, &["BEGIN", "SELECT 1", "COMMIT"]).await;
+}
+
+/// D02, F-31: the same, with more clients than most of the pools have connections.
+#[tokio::test]
+async fn a_transaction_pooler_that_many_use_is_refused_too() {
+    assert_busy_transaction_poolers_are_refused(4, &["SELECT 1"]).await;
 }
 
 /// F-31, D02: a pooler that shares single statements, busy or not.
@@ -177,6 +190,20 @@ async fn a_statement_pooler_is_refused_too() {
             assert_runs_are_refused(&bouncer, &what).await;
             drop(others);
             assert_nothing_is_left(&cluster, &bouncer, connections, &untouched).await;
+        }
+    }
+}
+
+/// F-31, D02: where the server does not tell what its processes do, too.
+#[tokio::test]
+async fn a_pooler_is_told_from_a_server_that_hides_what_its_processes_do() {
+    let cluster = Cluster::with(Login::Trust, &["track_activities=off"]);
+    let direct = cluster.url("postgres", "", "postgres");
+    for connections in [1, 2, 3] {
+        for settings in ["", "server_round_robin = 1"] {
+            Locker::connect(&direct, patient("one")).await.unwrap().close().await;
+            let bouncer = PgBouncer::with(&cluster, PoolMode::Transaction, connections, settings);
+            assert_refused(&bouncer, 5, &format!("{connections} connections, {settings:?}")).await;
         }
     }
 }
@@ -316,9 +343,19 @@ async fn a_session_pooler_that_stands_still_costs_the_lease_until_it_goes_on() {
     let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 20, "");
     let (console, log) = (bouncer.console(), Log::default());
     let locker = Locker::connect(&bouncer.url(), quick("one")).await.unwrap();
+    let trust = locker.bounds().trust;
     let mut member = Member::on(&locker, "job", "one", &log);
     let lease = member.leads().await;
-    let bounds = locker.bounds();
+
+    // Not answered before the session has ended.
+    let mut pausing = PgConnection::connect_with(&bouncer.options().database("pgbouncer")).await.unwrap();
+    let pausing = tokio::spawn(async move { sqlx::raw_sql("PAUSE").execute(&mut pausing).await });
+    until("it is told to pause", || bouncer.log().has("PAUSE", 0)).await;
+    pass(trust).await;
+    assert!(lease.check().await && !pausing.is_finished());
+    console.sql("RESUME");
+    pausing.abort();
+
     for how in ["SUSPEND", "SIGSTOP"] {
         let lease = if how == "SUSPEND" { lease.clone() } else { member.leads().await };
         let since = now();
@@ -327,7 +364,7 @@ async fn a_session_pooler_that_stands_still_costs_the_lease_until_it_goes_on() {
             console.sql(how);
         }
         println!("{how}: {:?} after {:?}", over(&lease).await, since.elapsed());
-        assert!(since.elapsed() < bounds.trust + AT_ONCE, "{:?}", since.elapsed());
+        assert!(since.elapsed() < trust + AT_ONCE, "{:?}", since.elapsed());
         if frozen.is_none() {
             console.sql("RESUME");
         }

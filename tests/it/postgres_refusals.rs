@@ -2,15 +2,21 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::time::Duration;
 
-use leasehold::{ConnectError, Error, Lease, Locker};
+use leasehold::{ConnectError, Error, Lease, Locker, Options};
 
 use crate::support::member::over;
 use crate::support::postgres::{Cluster, Login, Stop};
 use crate::support::{Log, Member, pass, quick, until};
 
+/// A login by password takes its time on a machine that is busy with other tests.
+fn patient(who: &str) -> Options {
+    quick(who).query_timeout(Duration::from_secs(10))
+}
+
 async fn refused(url: &str) -> ConnectError {
-    let error = match Locker::connect(url, quick("a")).await {
+    let error = match Locker::connect(url, patient("a")).await {
         Err(Error::Connect(error)) => error,
         Err(error) => panic!("{error:?}"),
         Ok(_) => panic!("it connected to {url}"),
@@ -31,7 +37,7 @@ async fn refused(url: &str) -> ConnectError {
 async fn connect_says_what_to_change() {
     let mut cluster = Cluster::with(Login::Scram, &[]);
     cluster.admin().sql("CREATE ROLE app LOGIN PASSWORD 'right'");
-    let locker = Locker::connect(&cluster.url("app", "right", "postgres"), quick("a")).await.unwrap();
+    let locker = Locker::connect(&cluster.url("app", "right", "postgres"), patient("a")).await.unwrap();
     assert_eq!(locker.run("job", async |_: Lease| Ok::<_, Infallible>(1)).await.unwrap(), Some(1));
     locker.close().await;
 
@@ -94,7 +100,7 @@ async fn a_read_replica_is_refused_and_waited_for() {
     let log = Log::default();
     let locker = Locker::postgres(standby.options(), quick("a")).unwrap();
     let mut member = Member::on(&locker, "job", "a", &log);
-    pass(std::time::Duration::from_millis(500)).await;
+    pass(Duration::from_millis(500)).await;
     assert!(log.lines().is_empty() && standby.admin().advisory_rows().is_empty());
     assert_eq!(standby.admin().sql("SELECT pg_promote()"), [["t"]]);
     member.leads().await;

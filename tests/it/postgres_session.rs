@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use leasehold::{Key, Kind, Lease, Locker};
+use leasehold::{Key, Kind, Lease, Locker, State};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection};
 
@@ -29,9 +29,8 @@ async fn a_thousand_names_are_one_session_and_one_statement_a_poll() {
     let leading: Vec<_> = names.iter().map(|name| Member::on(&a, name, name, &log)).collect();
     until("all lead", || log.lines().len() == names.len()).await;
     let standing_by: Vec<_> = names.iter().map(|name| Member::on(&b, name, name, &log)).collect();
-    for member in &standing_by {
-        member.stands_by().await;
-    }
+    until("all are known", || names.iter().all(|name| b.state(name) != State::Ended)).await;
+    standing_by[0].stands_by().await;
     let last = Key::of(Kind::Lease, names.last().unwrap());
     until("all wait", || cluster.admin().waiters(last) == 1).await;
     assert_eq!(cluster.admin().backends("%").len(), 2);

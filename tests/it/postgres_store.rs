@@ -98,6 +98,10 @@ async fn look_alike_functions_are_passed_by() {
              CREATE FUNCTION shim.pg_try_advisory_lock(bigint) RETURNS bool LANGUAGE sql AS '{body}'; \
              CREATE FUNCTION shim.pg_try_advisory_lock_shared(bigint) RETURNS bool LANGUAGE sql AS '{body}'; \
              CREATE FUNCTION shim.pg_try_advisory_xact_lock(bigint) RETURNS bool LANGUAGE sql AS '{body}'; \
+             CREATE FUNCTION shim.pg_advisory_unlock(bigint) RETURNS bool LANGUAGE sql AS '{body}'; \
+             CREATE FUNCTION shim.pg_advisory_unlock_shared(bigint) RETURNS bool LANGUAGE sql AS '{body}'; \
+             CREATE FUNCTION shim.pg_backend_pid() RETURNS int LANGUAGE sql AS 'SELECT 1'; \
+             CREATE FUNCTION shim.pg_notify(text, text) RETURNS void LANGUAGE sql AS ''; \
              ALTER ROLE postgres SET search_path = shim, pg_catalog"
         ));
         let log = Log::default();
@@ -115,23 +119,40 @@ async fn look_alike_functions_are_passed_by() {
     }
 }
 
-/// F-31, D25: where the functions of the catalogue itself do nothing, it is refused.
+/// F-31, D25: where a function of the catalogue itself does not do what it says, the server is refused, and nothing is
+/// left.
 #[tokio::test]
 async fn a_look_alike_server_is_refused() {
     let cluster = Cluster::with(Login::Trust, &["allow_system_table_mods=on"]);
-    cluster.admin().sql(
-        "ALTER FUNCTION pg_catalog.pg_try_advisory_xact_lock(bigint) RENAME TO real_one; \
-         CREATE FUNCTION pg_catalog.pg_try_advisory_xact_lock(bigint) RETURNS bool LANGUAGE sql AS 'SELECT true'",
-    );
-    let error = Locker::connect(&url(&cluster), quick("one")).await.unwrap_err();
-    println!("{error}");
-    assert!(matches!(error, Error::Connect(ConnectError::Unsupported { .. })), "{error}");
-    let run = locker(&cluster, quick("two")).run("job", async |_: Lease| Ok::<_, Infallible>(())).await;
-    assert!(matches!(run, Err(RunError::Refused(_))), "{run:?}");
-    cluster.admin().sql("DROP FUNCTION pg_catalog.pg_try_advisory_xact_lock(bigint)");
-    let error = Locker::connect(&url(&cluster), quick("one")).await.unwrap_err();
-    println!("{error}");
-    assert!(matches!(error, Error::Connect(ConnectError::Unsupported { .. })), "{error}");
+    let functions = [
+        "pg_try_advisory_xact_lock",
+        "pg_try_advisory_lock",
+        "pg_try_advisory_lock_shared",
+        "pg_advisory_unlock",
+        "pg_advisory_unlock_shared",
+    ];
+    for function in functions {
+        cluster.admin().sql(&format!("ALTER FUNCTION pg_catalog.{function}(bigint) RENAME TO real_one"));
+        for body in ["", "SELECT true", "SELECT false", "SELECT NULL::bool", "SELECT true WHERE false"] {
+            if !body.is_empty() {
+                cluster.admin().sql(&format!(
+                    "CREATE OR REPLACE FUNCTION pg_catalog.{function}(bigint) RETURNS bool LANGUAGE sql AS '{body}'"
+                ));
+            }
+            let error = Locker::connect(&url(&cluster), quick("one")).await.unwrap_err();
+            println!("{function}, {body:?}: {error}");
+            assert!(matches!(error, Error::Connect(ConnectError::Unsupported { .. })), "{function}: {error}");
+            until("nothing is left", || locks(&cluster) == 0 && cluster.admin().backends("%").is_empty())
+                .await;
+        }
+        let run = locker(&cluster, quick("two")).run("job", async |_: Lease| Ok::<_, Infallible>(())).await;
+        assert!(matches!(run, Err(RunError::Refused(_))), "{run:?}");
+        cluster.admin().sql(&format!(
+            "DROP FUNCTION pg_catalog.{function}(bigint); \
+             ALTER FUNCTION pg_catalog.real_one(bigint) RENAME TO {function}"
+        ));
+    }
+    Locker::connect(&url(&cluster), quick("one")).await.unwrap().close().await;
 }
 
 /// F-06, F-41: more names than the server has room for. What fits is led, the rest is refused, nothing else is locked.
@@ -348,7 +369,9 @@ async fn a_refused_login_is_tried_again() {
     let cluster = Cluster::with(Login::Scram, &[]);
     cluster.admin().sql("CREATE ROLE secretive LOGIN PASSWORD 'old'");
     let target = cluster.options().username("secretive").password("new").database("later");
-    let locker = Locker::postgres(target, quick("one")).unwrap();
+    // A login by password takes its time on a machine that is busy with other tests.
+    let patient = quick("one").query_timeout(Duration::from_secs(10));
+    let locker = Locker::postgres(target, patient).unwrap();
     let log = Log::default();
     let mut member = Member::on(&locker, "job", "one", &log);
     pass(Duration::from_millis(300)).await;

@@ -1,6 +1,6 @@
 //! A replica for the integration tests: a process that contends for one name, and writes what its job does to a log.
 //!
-//! `leasehold-replica URL NAME OPTIONS LOG BEHAVIOUR`. The log's lines are `<identity> start|tick|end <term>`, each
+//! `leasehold-replica URL NAME OPTIONS LOG BEHAVIOUR [BROKEN]`. The log's lines are `<identity> start|tick|end <term>`, each
 //! appended in one write. It ends in order when its standard input does, so that none outlives the tests.
 
 #[cfg(unix)]
@@ -16,9 +16,12 @@ mod unix {
     use std::error::Error;
     use std::fs::{File, OpenOptions};
     use std::io::{self, Write as _};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use leasehold::{CancellationToken, Lease, Locker, Options};
+    use leasehold::{CancellationToken, Lease, Locker, Options, Sabotage};
+
+    const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look \
+        [no-deadline|no-server-ttl|close-before-end]";
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.
     const TICK: Duration = Duration::from_millis(50);
@@ -28,6 +31,9 @@ mod unix {
 
     /// How many ticks a job that hands over leads for.
     const TERM_IN_TICKS: u32 = 2;
+
+    /// What no machine takes between two looks: the process was stopped.
+    const STANDSTILL: Duration = Duration::from_secs(1);
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Behaviour {
@@ -39,22 +45,31 @@ mod unix {
         WindDown,
         /// Steps down after a short term.
         HandOver,
+        /// Blocks its thread, looks at the lease all the time, and says what it sees first after it stood still.
+        Look,
     }
 
     #[tokio::main(flavor = "current_thread")]
     pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let [url, name, options, log, behaviour] = arguments.as_slice() else {
-            return Err(
-                "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over".into()
-            );
+        let [url, name, options, log, behaviour, broken @ ..] = arguments.as_slice() else {
+            return Err(USAGE.into());
         };
         let behaviour = match behaviour.as_str() {
             "hold" => Behaviour::Hold,
             "stubborn" => Behaviour::Stubborn,
             "wind-down" => Behaviour::WindDown,
             "hand-over" => Behaviour::HandOver,
-            other => return Err(format!("there is no behaviour {other:?}").into()),
+            "look" => Behaviour::Look,
+            _ => return Err(USAGE.into()),
+        };
+        let options: Options = options.parse()?;
+        let options = match broken {
+            [] => options,
+            [way] if way == "no-deadline" => options.sabotage(Sabotage::NoDeadline),
+            [way] if way == "no-server-ttl" => options.sabotage(Sabotage::NoServerTtl),
+            [way] if way == "close-before-end" => options.sabotage(Sabotage::CloseBeforeEnd),
+            _ => return Err(USAGE.into()),
         };
         let log = OpenOptions::new().append(true).create(true).open(log)?;
 
@@ -65,7 +80,7 @@ mod unix {
             asked.cancel();
         });
 
-        let locker = Locker::connect(url, options.parse::<Options>()?).await?;
+        let locker = locker(url, options).await?;
         let who = locker.identity();
         let candidate = locker.candidate(name).until(shutdown);
         candidate.run(async |lease: Lease| job(&lease, who, &log, behaviour).await).await?;
@@ -73,9 +88,21 @@ mod unix {
         Ok(())
     }
 
+    /// A Locker that is not yet connected, where that can be had: the run connects, and waits for a server that is busy.
+    async fn locker(url: &str, options: Options) -> Result<Locker, Box<dyn Error>> {
+        #[cfg(feature = "postgres")]
+        if url.starts_with("postgres") {
+            return Ok(Locker::postgres(url.parse::<sqlx::postgres::PgConnectOptions>()?, options)?);
+        }
+        Ok(Locker::connect(url, options).await?)
+    }
+
     async fn job(lease: &Lease, who: &str, log: &File, behaviour: Behaviour) -> io::Result<()> {
         let body = Body { who, term: lease.term(), log };
         body.write("start")?;
+        if behaviour == Behaviour::Look {
+            return look(lease, &body);
+        }
         let mut ticks = 0;
         let told = async {
             match behaviour {
@@ -95,6 +122,26 @@ mod unix {
             tokio::time::sleep(WIND_DOWN).await;
         }
         Ok(())
+    }
+
+    /// Writes `held` or `over` where the process was stopped between two looks; in the middle of one, it tells nothing.
+    fn look(lease: &Lease, body: &Body<'_>) -> io::Result<()> {
+        let mut last = now();
+        while !lease.cancellation().is_cancelled() {
+            std::thread::sleep(Duration::from_millis(1));
+            let looks = now();
+            let is_held = lease.is_held();
+            if looks - last > STANDSTILL {
+                body.write(if is_held { "held" } else { "over" })?;
+            }
+            last = now();
+        }
+        Ok(())
+    }
+
+    fn now() -> Instant {
+        #[expect(clippy::disallowed_methods, reason = "the process's own watch")]
+        Instant::now()
     }
 
     /// Writes `end` when the job's body is gone, however it went.

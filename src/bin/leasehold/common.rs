@@ -1,7 +1,9 @@
 //! What every subcommand takes: the store, the options, and how to log.
 
+use std::path::{Path, PathBuf};
+
 use clap::{ArgAction, Args, ValueEnum};
-use leasehold::{Locker, Observer, Options};
+use leasehold::{Key, Kind, Locker, Observer, Options};
 
 use crate::exit::Usage;
 
@@ -10,7 +12,7 @@ const TAKEOVER_DELAY: &str = "1s";
 
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Where the leases are: postgres://user@host/database, or file:/var/lib/my-app/leases
+    /// Where the leases are, such as `postgres://user@host/database` or `file:/var/lib/my-app/leases`
     #[arg(long, global = true, env = "LEASEHOLD_STORE", hide_env_values = true, value_name = "URL")]
     store: Option<String>,
     /// Between two attempts of a standby, such as 5s
@@ -87,6 +89,12 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// The monotonic clock.
+pub(crate) fn now() -> tokio::time::Instant {
+    #[expect(clippy::disallowed_methods, reason = "the library's own is private")]
+    tokio::time::Instant::now()
+}
+
 impl Common {
     /// The store's URL. There is no default: one that silently coordinates nothing would be unsafe.
     pub(crate) fn store(&self) -> anyhow::Result<&str> {
@@ -105,7 +113,7 @@ impl Common {
             ("heartbeat_interval", self.heartbeat_interval.as_deref()),
             ("query_timeout", self.query_timeout.as_deref()),
             ("stop_grace", self.stop_grace.as_deref()),
-            ("takeover_delay", Some(self.takeover_delay.as_deref().unwrap_or(TAKEOVER_DELAY))),
+            ("takeover_delay", self.takeover_delay.as_deref().or_else(|| self.default_takeover_delay())),
             ("identity", self.identity.as_deref()),
             ("trust_affinity", self.trust_affinity.then_some("true")),
         ];
@@ -117,6 +125,23 @@ impl Common {
     /// An observer that is connected.
     pub(crate) async fn observer(&self) -> anyhow::Result<Observer> {
         Ok(Observer::connect(self.store()?, self.options()?).await?)
+    }
+
+    /// None on this host's files: there the guard of the one before is waited for itself.
+    fn default_takeover_delay(&self) -> Option<&'static str> {
+        self.directory().is_none().then_some(TAKEOVER_DELAY)
+    }
+
+    /// The directory of a store on this host.
+    fn directory(&self) -> Option<&Path> {
+        let (scheme, path) = self.store.as_deref()?.split_once(':')?;
+        scheme.eq_ignore_ascii_case("file").then(|| Path::new(path.strip_prefix("//").unwrap_or(path)))
+    }
+
+    /// What the guards of a name hold one after the other, where they are on one host.
+    pub(crate) fn guard_file(&self, name: &str) -> anyhow::Result<Option<PathBuf>> {
+        let Some(directory) = self.directory() else { return Ok(None) };
+        Ok(Some(std::path::absolute(directory)?.join(format!("{}.guard", Key::of(Kind::Lease, name)))))
     }
 
     /// A Locker that connects when it is first needed.

@@ -25,6 +25,11 @@ pub(crate) const CANNOT_EXECUTE: u8 = 126;
 /// As shells have it.
 pub(crate) const NOT_FOUND: u8 = 127;
 
+/// As shells have it: 128 and the signal's number.
+pub(crate) fn of_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
 /// What was asked for makes no sense.
 #[derive(Debug)]
 pub(crate) struct Usage(String);

@@ -7,6 +7,8 @@ mod exit;
 mod key;
 mod log;
 mod output;
+#[cfg(unix)]
+mod run;
 mod status;
 mod step_down;
 
@@ -41,6 +43,21 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Runs a command while this process leads.
+    #[cfg(unix)]
+    Run(run::Arguments),
+    /// Kills the process group of a command when `run`, which started it, is dead or stands still.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Guard,
+    /// Becomes a command, when it may: what `run` starts.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Exec {
+        /// The command and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<std::ffi::OsString>,
+    },
     /// Shows who leads, since when, from where, and who stands by.
     Status(status::Arguments),
     /// Asks the leader of a name to hand over.
@@ -54,7 +71,7 @@ impl Command {
     const fn log_level(&self) -> &'static str {
         match self {
             Self::Status(_) | Self::StepDown(_) => "leasehold=warn",
-            Self::Key(_) => "leasehold=info",
+            _ => "leasehold=info",
         }
     }
 }
@@ -68,6 +85,12 @@ fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
     log::start(&common, command.log_level());
     let outcome = match command {
+        #[cfg(unix)]
+        Command::Run(arguments) => run::main(&common, arguments),
+        #[cfg(unix)]
+        Command::Guard => Ok(run::guard::main()),
+        #[cfg(unix)]
+        Command::Exec { command } => Ok(ExitCode::from(run::command::exec(&command))),
         Command::Status(arguments) => status::main(&common, &arguments),
         Command::StepDown(arguments) => step_down::main(&common, &arguments),
         Command::Key(arguments) => key::main(&arguments),

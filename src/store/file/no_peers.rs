@@ -32,7 +32,7 @@ impl Outbox {
 
     pub(super) fn freed(&self, _: &[Key]) {}
 
-    pub(super) fn publish(&self, message: Message) -> Option<Message> {
+    pub(super) fn publish(&self, message: Message, _: Option<&str>) -> Option<Message> {
         Some(message)
     }
 

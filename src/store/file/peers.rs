@@ -127,21 +127,22 @@ impl Outbox {
             }
             text
         });
-        self.broadcast(&datagrams.collect::<Vec<_>>());
+        self.broadcast(&datagrams.collect::<Vec<_>>(), |_| true);
     }
 
     /// Sends a message to the other sessions, or an answer to who has called. Gives it back if it is for the own
-    /// session too.
-    pub(super) fn publish(&self, message: Message) -> Option<Message> {
+    /// session too. A request to step down goes only to the sessions of the leader's process, if that is named.
+    pub(super) fn publish(&self, message: Message, leader: Option<&str>) -> Option<Message> {
         let own = || self.own.clone().unwrap_or_default();
         match message {
             Message::StepDown(_) => {
-                self.broadcast(&text::write(&message, MESSAGE_BYTES));
+                let leads = |peer: &str| leader.is_none_or(|leader| is_of(peer, leader));
+                self.broadcast(&text::write(&message, MESSAGE_BYTES), leads);
                 Some(message)
             }
             Message::RollCall(call) => {
                 let message = Message::RollCall(Call { reply_to: own(), ..call });
-                self.broadcast(&text::write(&message, MESSAGE_BYTES));
+                self.broadcast(&text::write(&message, MESSAGE_BYTES), |_| true);
                 Some(message)
             }
             Message::Present(presence) => {
@@ -189,7 +190,7 @@ impl Outbox {
         names.filter_map(seen).collect()
     }
 
-    fn broadcast(&self, datagrams: &[String]) {
+    fn broadcast(&self, datagrams: &[String], is_meant: impl Fn(&str) -> bool) {
         if datagrams.is_empty() {
             return;
         }
@@ -205,7 +206,8 @@ impl Outbox {
             let own = self.own.as_deref().is_some_and(|own| name == *own);
             let ready = Path::new(&name).extension() == Some(OsStr::new(READY));
             // What is no socket refuses as a dead one does, but is not ours to remove.
-            if !own && ready && entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            let meant = name.to_str().is_none_or(&is_meant);
+            if !own && ready && meant && entry.file_type().is_ok_and(|kind| kind.is_socket()) {
                 self.send(&name, datagrams);
             }
         }
@@ -235,6 +237,13 @@ impl Outbox {
 fn is_name_of_a_socket(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
         && Path::new(name).extension() == Some(OsStr::new(READY))
+}
+
+/// Whether a socket is of a session of this process, by its name: see [`Outbox::bind`].
+fn is_of(socket: &str, identity: &str) -> bool {
+    socket.strip_prefix(identity).and_then(|rest| rest.strip_prefix('-')).is_some_and(|rest| {
+        rest.strip_suffix(READY).is_some_and(|random| random.len() == 17 && !random.contains('-'))
+    })
 }
 
 /// Finds a way to write the sub-directory that leaves room for a socket's name.
@@ -333,6 +342,20 @@ mod tests {
             assert_eq!(shown(malformed.as_bytes()), None, "{malformed:?}");
         }
         assert_eq!(shown(b"freed \xff\xfe"), None);
+    }
+
+    /// F-37: whoever leads when the request is made is asked, and nobody who leads later.
+    #[test]
+    fn a_message_to_one_process_goes_to_its_sessions_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sender, _own) = open(dir.path(), "sender").unwrap();
+        let names = ["a", "a", "a-b", "ab", "b"];
+        let opened = names.map(|identity| open(dir.path(), identity).unwrap());
+        sender.publish(Message::StepDown(Key::of(Kind::Lease, "x")), Some("a"));
+        let mut buffer = [0; 1024];
+        let told =
+            opened.each_ref().map(|(_, inbox)| inbox.socket.as_ref().unwrap().recv(&mut buffer).is_ok());
+        assert_eq!(told, [true, true, false, false, false]);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! 1. The server is not in recovery: a hot standby grants advisory locks that the primary knows nothing of.
 //! 2. The session stays with one backend: told by a second connection, once per target.
 //! 3. No lock is there that we did not take.
-//! 4. A lock that we take shows in `pg_locks` under our own process id, or the functions are no more than names.
+//! 4. A lock that we take shows in `pg_locks` under our own process id until we give it back, or the functions are no
+//!    more than names.
 
 use std::time::Duration;
 
@@ -95,11 +96,14 @@ pub(super) async fn look(
     }
     let probe = Key::of(Kind::Lock, &format!("probe of {} {:016x}", config.identity, random()));
     let rows = link.fetch(statements::probe(probe)).await.map_err(refusal::of_statement)?;
-    let row = rows.first().ok_or(sqlx::Error::RowNotFound).map_err(refusal::of_statement)?;
-    match row.try_get::<i64, _>(0).map_err(refusal::of_statement)? {
-        1 => Ok(backend),
-        -1 => Err(unsupported("a lock that nobody holds was refused")),
-        _ => Err(unsupported("a lock that was granted does not show in pg_locks under our process id")),
+    let counted: Result<Vec<i64>, _> = rows.iter().map(|row| row.try_get(0)).collect();
+    let counted = counted.map_err(refusal::of_statement)?;
+    if counted == statements::PROBED {
+        Ok(backend)
+    } else if counted.contains(&-1) {
+        Err(unsupported("a lock that nobody held was refused, or one that was held could not be given back"))
+    } else {
+        Err(unsupported("pg_locks does not show under our process id what is locked, or shows what is not"))
     }
 }
 

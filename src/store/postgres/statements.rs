@@ -292,17 +292,28 @@ pub(super) fn who(other: Option<i32>) -> String {
     )
 }
 
-/// Takes a lock for the time of this statement, and counts it in the lock table under our own process id. Nothing is
-/// left: a lock of the transaction goes with it.
+/// Takes a lock in each of the ways that are used here, gives it back, and counts it in the lock table under our own
+/// process id after each step: [`PROBED`], or -1 where a step was refused. Nothing is left: the lock of the transaction
+/// goes with it.
 pub(super) fn probe(key: Key) -> String {
-    format!(
-        "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock({}) THEN (SELECT pg_catalog.count(*) FROM \
-         pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND objsubid = 1 AND \
-         pid = pg_catalog.pg_backend_pid() AND ((classid::int8 << 32) | objid::int8) = {}) ELSE -1 END",
-        literal(key),
-        literal(key)
-    )
+    let step = |function: &str, key: Key| {
+        let key = literal(key);
+        format!(
+            "SELECT CASE WHEN pg_catalog.{function}({key}) THEN (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks \
+             WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = pg_catalog.pg_backend_pid() AND \
+             ((classid::int8 << 32) | objid::int8) = {key}) ELSE -1 END;"
+        )
+    };
+    // The message is one transaction: that lock is held to its end.
+    step("pg_try_advisory_xact_lock", key.waiting())
+        + &step("pg_try_advisory_lock", key)
+        + &step("pg_advisory_unlock", key)
+        + &step("pg_try_advisory_lock_shared", key)
+        + &step("pg_advisory_unlock_shared", key)
 }
+
+/// What [`probe`] counts where locks are what they are.
+pub(super) const PROBED: [i64; 5] = [1, 1, 0, 1, 0];
 
 /// All of a message leaves with one commit. Who calls a roll listens for the answers from before that on.
 pub(super) fn publish(message: &Message) -> String {

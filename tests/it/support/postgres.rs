@@ -10,9 +10,11 @@
 
 mod admin;
 mod bouncer;
+mod host;
 mod kept;
 mod programs;
 mod proxy;
+mod stall;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -29,9 +31,11 @@ use tempfile::TempDir;
 
 pub(crate) use self::admin::{Admin, Rows};
 pub(crate) use self::bouncer::{Mode as PoolMode, PgBouncer};
+pub(crate) use self::host::RemoteHost;
 pub(crate) use self::kept::ServerLog;
 use self::kept::{Kept, send};
 pub(crate) use self::proxy::Proxy;
+pub(crate) use self::stall::Stall;
 
 const READY: &str = "database system is ready to accept";
 /// The last line of a server that could not start.
@@ -112,6 +116,7 @@ impl Cluster {
         let method = if login == Login::Scram { "scram-sha-256" } else { "trust" };
         let hba = format!(
             "local all all trust\nlocal replication all trust\nhost all all 127.0.0.1/32 {method}\n\
+             host all all 198.18.0.0/15 {method}\n\
              host replication all 127.0.0.1/32 trust\n"
         );
         fs::write(dir.path().join("data/pg_hba.conf"), hba).unwrap();
@@ -168,13 +173,15 @@ impl Cluster {
         command.arg("-D").arg(dir.join("data"));
         let quick = ["fsync=off", "full_page_writes=off", "autovacuum=off", "jit=off", "shared_buffers=16MB"];
         let logged = ["log_connections=on", "log_disconnections=on", "log_line_prefix=%p %a: "];
-        for setting in quick.into_iter().chain(logged).chain(settings.iter().map(String::as_str)) {
+        let here = ["listen_addresses=127.0.0.1"];
+        for setting in quick.into_iter().chain(logged).chain(here).chain(settings.iter().map(String::as_str))
+        {
             command.arg("-c").arg(setting);
         }
         command
             .arg("-c")
             .arg(format!("port={port}"))
-            .args(["-c", "listen_addresses=127.0.0.1", "-c"])
+            .arg("-c")
             .arg(format!("unix_socket_directories={}", dir.display()));
         command
     }

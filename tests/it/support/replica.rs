@@ -10,6 +10,9 @@ use tempfile::TempDir;
 
 use super::{Stage, eventually, until};
 
+/// Where the program is.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold-replica");
+
 /// What the bodies of the replicas' jobs have written.
 pub(crate) struct Lines {
     dir: TempDir,
@@ -56,10 +59,23 @@ impl Replica {
         lines: &Lines,
         behaviour: &str,
     ) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_leasehold-replica"))
-            .args([&stage.url(), name, &options.to_string()])
+        Self::by(Command::new(PROGRAM), &stage.url(), options, name, lines, &[behaviour])
+    }
+
+    /// As [`spawn`](Self::spawn), with the command that runs the program; `how` is its behaviour, and in what way it is
+    /// broken.
+    pub(crate) fn by(
+        mut command: Command,
+        url: &str,
+        options: &Options,
+        name: &str,
+        lines: &Lines,
+        how: &[&str],
+    ) -> Self {
+        let child = command
+            .args([url, name, &options.to_string()])
             .arg(lines.path())
-            .arg(behaviour)
+            .args(how)
             .stdin(Stdio::piped())
             .spawn()
             .expect("the replica starts");

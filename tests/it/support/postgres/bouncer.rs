@@ -80,6 +80,10 @@ impl PgBouncer {
         Admin::new(self.options().database("pgbouncer"))
     }
 
+    pub(crate) const fn log(&self) -> &ServerLog {
+        &self.log
+    }
+
     pub(crate) const fn pid(&self) -> i32 {
         self.server.pid
     }

@@ -1,5 +1,6 @@
 //! A proxy between clients and a server, which breaks the line and slips statements into sessions.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc as blocking;
@@ -12,6 +13,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::super::{now, until};
 
 /// Longest wait for a statement that was slipped in.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -22,11 +26,32 @@ const ENCRYPTION: [u32; 2] = [80_877_103, 80_877_104];
 /// A proxy on the loopback interface; it knows the protocol's frames, and expects no encryption.
 pub(crate) struct Proxy {
     address: SocketAddr,
+    target: Target,
     sessions: Sessions,
-    cut: watch::Sender<bool>,
+    condition: watch::Sender<Condition>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// What passes. A line that came to be cut stays so until it is open, whatever else is asked for meanwhile.
+#[derive(Clone, Copy, Debug)]
+enum Condition {
+    /// Everything; what the server says, so much later.
+    Open { delay: Duration },
+    /// Nothing, in either direction, and nobody is told.
+    Cut,
+    /// All up to the end of the client's next statement, and then nothing.
+    CutAfterStatement,
+    /// All up to the middle of the client's next message, and then nothing.
+    CutInStatement,
+    /// Whoever comes is sent away, and everybody is told.
+    Closed,
+}
+
+const OPEN: Condition = Condition::Open { delay: Duration::ZERO };
+
+/// Host and port of the server.
+type Target = Arc<Mutex<(String, u16)>>;
 
 type Sessions = Arc<Mutex<Vec<Session>>>;
 
@@ -46,10 +71,10 @@ impl Proxy {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let (sessions, target) = (Sessions::default(), (host.to_owned(), port));
-        let (cut, is_cut) = watch::channel(false);
+        let (sessions, target) = (Sessions::default(), Target::new(Mutex::new((host.to_owned(), port))));
+        let (condition, seen) = watch::channel(OPEN);
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        let known = sessions.clone();
+        let (known, leads_to) = (sessions.clone(), target.clone());
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -57,8 +82,9 @@ impl Proxy {
                 let mut lines = JoinSet::new();
                 let accept = async {
                     while let Ok((client, _)) = listener.accept().await {
-                        let (target, is_cut, known) = (target.clone(), is_cut.clone(), known.clone());
-                        lines.spawn(async move { Line::serve(client, &target, is_cut, &known).await.ok() });
+                        let target = leads_to.lock().unwrap().clone();
+                        let (seen, known) = (seen.clone(), known.clone());
+                        lines.spawn(async move { Line::serve(client, &target, seen, &known).await.ok() });
                     }
                 };
                 tokio::select! {
@@ -68,21 +94,51 @@ impl Proxy {
                 lines.shutdown().await;
             });
         });
-        Self { address, sessions, cut, stop: Some(stop), thread: Some(thread) }
+        Self { address, target, sessions, condition, stop: Some(stop), thread: Some(thread) }
     }
 
     pub(crate) const fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// From now on nothing passes, in either direction, and nobody is told.
-    pub(crate) fn cut(&self) {
-        self.cut.send_replace(true);
+    /// Whoever comes from now on is led to the server at this port, as by an address that moves. The sessions stay.
+    pub(crate) fn redirect(&self, port: u16) {
+        self.target.lock().unwrap().1 = port;
     }
 
-    /// What was sent meanwhile arrives.
+    /// From now on nothing passes, in either direction, and nobody is told.
+    pub(crate) fn cut(&self) {
+        self.condition.send_replace(Condition::Cut);
+    }
+
+    /// The next statement of each client still reaches the server; its answer does not come back, and from then on
+    /// nothing passes. New clients are cut off at once.
+    pub(crate) fn cut_answers(&self) {
+        self.condition.send_replace(Condition::CutAfterStatement);
+    }
+
+    /// Of the next message of each client only the first half reaches the server, and from then on nothing passes. New
+    /// clients are cut off at once.
+    pub(crate) fn cut_in_statement(&self) {
+        self.condition.send_replace(Condition::CutInStatement);
+    }
+
+    /// What was sent meanwhile arrives, and all that is sent from now on, at once.
     pub(crate) fn heal(&self) {
-        self.cut.send_replace(false);
+        self.condition.send_replace(OPEN);
+    }
+
+    /// From now on all that the servers say arrives so much later, in order. What clients send, their last words
+    /// included, arrives at once.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.condition.send_replace(Condition::Open { delay });
+    }
+
+    /// Closes both sides of every line, as a proxy that dies does; whoever comes until it heals is sent away.
+    pub(crate) async fn close(&self) {
+        self.condition.send_replace(Condition::Closed);
+        // Each line has a receiver, and so has the listener.
+        until("the lines are closed", || self.condition.receiver_count() == 1).await;
     }
 
     /// Runs SQL in the session of a backend, between two statements of its client, which does not see it.
@@ -114,6 +170,8 @@ struct Line {
     server: Frames,
     to_client: OwnedWriteHalf,
     to_server: OwnedWriteHalf,
+    /// What the server has said, and when it is to arrive. After an error there is nothing.
+    on_the_way: VecDeque<(Instant, io::Result<Vec<u8>>)>,
     /// Statements of the client that the server has still to answer; the start-up counts as one.
     unanswered: usize,
     /// The client has sent the first messages of a statement.
@@ -125,10 +183,10 @@ impl Line {
     async fn serve(
         client: TcpStream,
         target: &(String, u16),
-        mut is_cut: watch::Receiver<bool>,
+        mut condition: watch::Receiver<Condition>,
         sessions: &Sessions,
     ) -> io::Result<()> {
-        wait_until_healed(&mut is_cut).await;
+        until_open(&mut condition).await?;
         let server = TcpStream::connect((target.0.as_str(), target.1)).await?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
@@ -139,6 +197,7 @@ impl Line {
             server,
             to_client,
             to_server,
+            on_the_way: VecDeque::new(),
             unanswered: 1,
             in_the_middle: false,
             slipped_in: None,
@@ -146,19 +205,30 @@ impl Line {
         line.start_up().await?;
         let (slip_in, mut statements) = mpsc::unbounded_channel();
         loop {
-            wait_until_healed(&mut is_cut).await;
+            let now_is = *condition.borrow_and_update();
+            let delay = match now_is {
+                Condition::Cut | Condition::Closed => until_open(&mut condition).await?,
+                Condition::Open { delay } => delay,
+                Condition::CutAfterStatement | Condition::CutInStatement => Duration::ZERO,
+            };
             let idle = line.unanswered == 0 && !line.in_the_middle && line.slipped_in.is_none();
+            let server_speaks = !matches!(line.on_the_way.back(), Some((_, Err(_))));
+            let arrives = line.on_the_way.front().map(|(at, _)| *at);
             tokio::select! {
                 biased;
-                _ = is_cut.changed() => {}
-                frame = line.server.next() => {
-                    let frame = frame?;
-                    if frame[0] == b'K' {
-                        let backend = i32::from_be_bytes(frame[5..9].try_into().unwrap());
-                        let session = Session { backend, statements: slip_in.clone() };
-                        sessions.lock().unwrap().push(session);
+                _ = condition.changed() => {}
+                () = sleep_until(arrives.unwrap_or_else(now)), if arrives.is_some() => {
+                    if let Some((_, frame)) = line.on_the_way.pop_front() {
+                        line.answer(&frame?, sessions, &slip_in).await?;
                     }
-                    line.answer(&frame).await?;
+                }
+                frame = line.server.next(), if server_speaks => {
+                    // Not by way of a timer, which has whole milliseconds only.
+                    if delay.is_zero() && arrives.is_none() {
+                        line.answer(&frame?, sessions, &slip_in).await?;
+                    } else {
+                        line.on_the_way.push_back((now() + delay, frame));
+                    }
                 }
                 Some(statement) = statements.recv(), if idle => {
                     let body = [statement.sql.as_bytes(), &[0]].concat();
@@ -167,17 +237,7 @@ impl Line {
                     line.slipped_in = Some((statement, Ok(())));
                 }
                 frame = line.client.next(), if line.slipped_in.is_none() => {
-                    let frame = frame?;
-                    match frame[0] {
-                        b'Q' | b'S' => {
-                            line.unanswered += 1;
-                            line.in_the_middle = false;
-                        }
-                        // The answer to a question of the log-in.
-                        b'p' => {}
-                        _ => line.in_the_middle = true,
-                    }
-                    line.to_server.write_all(&frame).await?;
+                    line.ask(&frame?, now_is, &mut condition).await?;
                 }
             }
         }
@@ -198,7 +258,44 @@ impl Line {
         }
     }
 
-    async fn answer(&mut self, frame: &[u8]) -> io::Result<()> {
+    /// Passes on a message of the client.
+    async fn ask(
+        &mut self,
+        frame: &[u8],
+        now_is: Condition,
+        condition: &mut watch::Receiver<Condition>,
+    ) -> io::Result<()> {
+        let ends_statement = matches!(frame[0], b'Q' | b'S');
+        if ends_statement {
+            self.unanswered += 1;
+            self.in_the_middle = false;
+        } else if frame[0] != b'p' {
+            // Not the answer to a question of the log-in.
+            self.in_the_middle = true;
+        }
+        let at_once = match now_is {
+            Condition::CutInStatement => frame.len() / 2,
+            _ => frame.len(),
+        };
+        let (first, second) = frame.split_at(at_once);
+        self.to_server.write_all(first).await?;
+        if !second.is_empty() || ends_statement && matches!(now_is, Condition::CutAfterStatement) {
+            until_open(condition).await?;
+        }
+        self.to_server.write_all(second).await
+    }
+
+    /// Passes on a message of the server.
+    async fn answer(
+        &mut self,
+        frame: &[u8],
+        sessions: &Sessions,
+        statements: &mpsc::UnboundedSender<Statement>,
+    ) -> io::Result<()> {
+        if frame[0] == b'K' {
+            let backend = i32::from_be_bytes(frame[5..9].try_into().unwrap());
+            sessions.lock().unwrap().push(Session { backend, statements: statements.clone() });
+        }
         match (&mut self.slipped_in, frame[0]) {
             // Notifications, notices and parameters may come at any time, and are the client's.
             (None, _) | (Some(_), b'A' | b'N' | b'S') => {
@@ -221,9 +318,14 @@ impl Line {
     }
 }
 
-async fn wait_until_healed(is_cut: &mut watch::Receiver<bool>) {
+/// Waits until the line is open, and gives its delay. An error if it is closed instead.
+async fn until_open(condition: &mut watch::Receiver<Condition>) -> io::Result<Duration> {
+    let over = |it: &Condition| matches!(it, Condition::Open { .. } | Condition::Closed);
     // The proxy lives as long as its lines.
-    is_cut.wait_for(|cut| !cut).await.ok();
+    match condition.wait_for(over).await.map(|it| *it) {
+        Ok(Condition::Open { delay }) => Ok(delay),
+        _ => Err(io::ErrorKind::ConnectionAborted.into()),
+    }
 }
 
 /// The messages of one direction. Cancel-safe.

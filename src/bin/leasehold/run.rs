@@ -1,0 +1,274 @@
+//! `leasehold run`: a command that runs only while this process leads.
+//!
+//! The order is the same on every path: the command's process group is told to stop, is seen to be empty, and only then
+//! the lease is released. What this process cannot do because it was killed or stands still, its [`guard`] does.
+
+pub(crate) mod command;
+mod group;
+pub(crate) mod guard;
+mod reaper;
+mod signals;
+mod terminal;
+
+use std::cell::{Cell, RefCell};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use leasehold::{CancellationToken, Lease, Locker, Name, Reason, RunError, State};
+use rand::RngExt as _;
+use tracing::{info, warn};
+
+use self::command::{Command, Ended};
+use self::guard::Guard;
+use self::reaper::Reaper;
+use self::signals::Signals;
+use crate::common::{Common, now};
+use crate::exit::{self, Usage};
+
+/// First and longest pause before a command is started again. Half of it is random.
+const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+
+/// How often `--no-wait` looks whether its one attempt has been answered.
+const LOOK: Duration = Duration::from_millis(2);
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold run nightly-cleanup -- ./clean-up --all
+  leasehold run --restart=always sweeper -- python sweep.py
+  leasehold run --no-wait report -- ./report        # exit code 75 where another one leads
+  leasehold run sweeper -- sh -c 'a | b'            # there is no shell in between unless you ask for one
+
+The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY and LEASEHOLD_TERM. It and all in its process group are sent
+TERM when the lease is lost or this process is told to stop, and KILL when --stop-grace is over; what leaves the group
+(setsid) is the command's own to end. TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end
+this process, and a second one kills at once.")]
+pub(crate) struct Arguments {
+    /// What is led: all that give the same name on the same store contend
+    name: String,
+    /// Start the command again when it has ended, and go on leading
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on-failure")]
+    restart: Option<Restart>,
+    /// Lead once: end when the lease is lost, with exit code 76
+    #[arg(long)]
+    once: bool,
+    /// Give up when this process does not lead by then, with exit code 75
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "no_wait")]
+    wait: Option<Duration>,
+    /// Give up when somebody else leads, with exit code 75
+    #[arg(long)]
+    no_wait: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Restart {
+    /// Unless it ended with exit code 0
+    OnFailure,
+    Always,
+}
+
+pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
+    Name::from(arguments.name.as_str()).validate().map_err(leasehold::Error::from)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let code = runtime.block_on(run(common, arguments));
+    // Whatever still waits for a name server, it does not keep the process.
+    runtime.shutdown_background();
+    code
+}
+
+async fn run(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let options = common.options()?;
+    let locker = if arguments.no_wait {
+        // Whoever does not wait for the leader does not wait for the store.
+        Locker::connect(common.store()?, options.clone()).await?
+    } else {
+        common.locker()?
+    };
+    let reaper = Reaper::start()?;
+    let guard = Guard::start(common.guard_file(&arguments.name)?, reaper.clone())?;
+    let signals = Signals::start()?;
+    let wrapper = Wrapper {
+        stop_grace: options.get_stop_grace(),
+        locker,
+        arguments,
+        reaper,
+        guard: RefCell::new(guard),
+        signals,
+        shutdown: CancellationToken::new(),
+        last: Cell::new(None),
+        verdict: Cell::new(None),
+    };
+    wrapper.run().await
+}
+
+/// One invocation.
+struct Wrapper {
+    locker: Locker,
+    arguments: Arguments,
+    stop_grace: Duration,
+    reaper: Reaper,
+    guard: RefCell<Guard>,
+    signals: Signals,
+    /// Ends the candidacy.
+    shutdown: CancellationToken,
+    /// How the command ended last.
+    last: Cell<Option<Ended>>,
+    /// Why the candidacy was ended, where it was not a signal.
+    verdict: Cell<Option<u8>>,
+}
+
+impl Wrapper {
+    async fn run(self) -> anyhow::Result<ExitCode> {
+        let name = self.arguments.name.as_str();
+        let candidate = self.locker.candidate(name).until(self.shutdown.clone());
+        let leads = candidate.run(async |lease: Lease| self.lead(lease).await);
+        let led = {
+            let mut leads = std::pin::pin!(leads);
+            tokio::select! {
+                biased;
+                led = &mut leads => led,
+                () = self.give_up() => leads.await,
+            }
+        };
+        self.locker.close().await;
+        let code = match led {
+            Ok(Some(ended)) => ended.code(),
+            Ok(None) => self.code_of_a_stop(),
+            Err(RunError::Job(CannotStart(error))) => {
+                eprintln!("leasehold: the command could not be started: {error}");
+                exit::CANNOT_EXECUTE
+            }
+            Err(RunError::Refused(error)) => {
+                eprintln!("leasehold: {error}");
+                exit::REFUSED
+            }
+            Err(error @ (RunError::Name(_) | RunError::Options(_))) => {
+                return Err(Usage::new(error.to_string()).into());
+            }
+            Err(error) => return Err(anyhow::anyhow!("{error}")),
+        };
+        Ok(ExitCode::from(code))
+    }
+
+    fn code_of_a_stop(&self) -> u8 {
+        if let Some(verdict) = self.verdict.get() {
+            return verdict;
+        }
+        match (self.last.get(), self.signals.first()) {
+            (Some(ended), _) => ended.code(),
+            (None, Some(signal)) => exit::of_signal(signal.as_raw()),
+            (None, None) => exit::BUG,
+        }
+    }
+
+    /// Ends the candidacy on a signal, and where it was not to wait any longer. Never completes otherwise.
+    async fn give_up(&self) {
+        let impatient = async {
+            match self.arguments.wait {
+                Some(limit) => {
+                    tokio::time::sleep(limit).await;
+                    self.does_not_lead()
+                }
+                None if self.arguments.no_wait => self.is_refused().await,
+                None => false,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.signals.asked_to_stop() => {}
+            true = impatient => {
+                let is_reached = self.locker.last_answer().is_some();
+                let why = if is_reached { "somebody else leads" } else { "the store cannot be reached" };
+                info!(name = self.arguments.name, "giving up: {why}");
+                self.verdict.set(Some(if is_reached { exit::NOT_ACQUIRED } else { exit::UNREACHABLE }));
+            }
+        }
+        self.shutdown.cancel();
+    }
+
+    fn does_not_lead(&self) -> bool {
+        self.locker.state(self.arguments.name.as_str()) == State::Standby && self.last.get().is_none()
+    }
+
+    /// Waits for the answer to the first attempt. The session was there before, so the first answer is that.
+    async fn is_refused(&self) -> bool {
+        let before = self.locker.last_answer();
+        while self.locker.last_answer() == before {
+            tokio::time::sleep(LOOK).await;
+        }
+        self.does_not_lead()
+    }
+
+    /// One term: the command, again and again if so wished, until it has ended or is to stop.
+    async fn lead(&self, lease: Lease) -> Result<Ended, CannotStart> {
+        let mut pause = RESTART_PAUSE.0;
+        loop {
+            let since = now();
+            let holding = self.guard.borrow_mut().hold().map_err(CannotStart)?;
+            tokio::select! {
+                biased;
+                () = lease.cancelled() => {
+                    self.after_a_stop(&lease);
+                    // Nobody hears that: the term is over.
+                    return Ok(Ended::Code(0));
+                }
+                held = holding => held.map_err(CannotStart)?,
+            }
+            let command = Command::start(self, &lease).await.map_err(CannotStart)?;
+            let ended = command.attend(&lease).await;
+            self.last.set(Some(ended));
+            let again = match self.arguments.restart {
+                Some(Restart::Always) => true,
+                Some(Restart::OnFailure) => ended.code() != 0,
+                None => false,
+            };
+            if lease.cancellation().is_cancelled() {
+                self.after_a_stop(&lease);
+                return Ok(ended);
+            }
+            if !again {
+                return Ok(ended);
+            }
+            if since.elapsed() > RESTART_PAUSE.1 {
+                pause = RESTART_PAUSE.0;
+            }
+            let jittered = pause.mul_f64(rand::make_rng::<rand::rngs::StdRng>().random_range(0.5..1.0));
+            warn!(name = self.arguments.name, code = ended.code(), pause = %humantime::format_duration(jittered), "the command ended: starting it again");
+            pause = (2 * pause).min(RESTART_PAUSE.1);
+            tokio::select! {
+                biased;
+                () = lease.cancelled() => {
+                    self.after_a_stop(&lease);
+                    return Ok(ended);
+                }
+                () = tokio::time::sleep(jittered) => {}
+            }
+        }
+    }
+
+    /// The term is over. The command that it ended says nothing about the next one.
+    fn after_a_stop(&self, lease: &Lease) {
+        match lease.reason() {
+            Some(Reason::Shutdown | Reason::Closed) => {}
+            Some(Reason::Lost(_)) if self.arguments.once => {
+                self.verdict.set(Some(exit::LOST));
+                self.shutdown.cancel();
+            }
+            _ => self.last.set(None),
+        }
+    }
+}
+
+/// The command could not be executed.
+#[derive(Debug)]
+struct CannotStart(std::io::Error);
+
+impl std::fmt::Display for CannotStart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,186 @@
+//! One run of the command, from its start until nobody of its process group is left.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process;
+use std::time::Duration;
+
+use leasehold::Lease;
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::Wrapper;
+use super::group::Group;
+use super::terminal;
+use crate::common::now;
+use crate::exit;
+
+/// What is started in the place of the command, and becomes it when it may.
+pub(crate) fn exec(command: &[OsString]) -> u8 {
+    let [program, arguments @ ..] = command else { return exit::USAGE };
+    if let Err(error) = kill_process(getpid(), Signal::STOP) {
+        eprintln!("leasehold: {error}");
+        return exit::BUG;
+    }
+    let error = process::Command::new(program).args(arguments).exec();
+    eprintln!("leasehold: {}: {error}", program.display());
+    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
+}
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Code(u8),
+    Signal(i32),
+}
+
+impl Ended {
+    /// As shells have it.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => exit::of_signal(signal),
+        }
+    }
+}
+
+/// The part of the grace in which whoever was told to stop is still only told.
+const KILL_AFTER: f64 = 0.8;
+
+/// Longest pause between two looks at the lease's deadline, which the guard is to know.
+const LONGEST_LOOK: Duration = Duration::from_hours(1);
+
+pub(super) struct Command<'a> {
+    wrapper: &'a Wrapper,
+    pid: Pid,
+    group: Group,
+    terminal: Option<terminal::Lent>,
+}
+
+impl<'a> Command<'a> {
+    /// Starts it as the leader of a process group of its own, when the guard knows of the group: until then it stands
+    /// still. Should this process die meanwhile, the kernel ends it, as it does with every stopped group that nobody can
+    /// let go on any more.
+    pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease) -> io::Result<Self> {
+        let child = process::Command::new(std::env::current_exe()?)
+            .args(["exec", "--"])
+            .args(&wrapper.arguments.command)
+            .env("LEASEHOLD_NAME", lease.name().as_str())
+            .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
+            .env("LEASEHOLD_TERM", lease.term().to_string())
+            .process_group(0)
+            .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        wrapper.reaper.watch(pid);
+        let command = Self { wrapper, pid, group: Group(pid), terminal: terminal::lend(pid) };
+        tokio::select! {
+            () = wrapper.reaper.stopped(pid) => {}
+            _ = wrapper.reaper.ended(pid) => {}
+        }
+        command.leash(lease);
+        command.group.signal(Signal::CONT);
+        info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "started the command");
+        Ok(command)
+    }
+
+    /// Waits until it has ended, and nobody of its group is left; ends it where the lease or a signal says so.
+    pub(super) async fn attend(self, lease: &Lease) -> Ended {
+        let Wrapper { signals, reaper, .. } = self.wrapper;
+        let mut seen = signals.count();
+        // Once it was told to stop.
+        let mut kill_at: Option<Instant> = None;
+        let mut is_lost = false;
+        let mut ended = None;
+        loop {
+            let look_at = look_at(lease);
+            let guard = self.wrapper.guard.borrow().pid();
+            tokio::select! {
+                biased;
+                code = reaper.ended(self.pid), if ended.is_none() => {
+                    ended = Some(code);
+                    // Whoever it left behind in its group goes too.
+                    kill_at.get_or_insert_with(|| self.tell(Signal::TERM, now()));
+                }
+                () = self.group.until_empty(), if ended.is_some() => break,
+                (signal, is_repeated) = signals.nth(seen) => {
+                    seen += 1;
+                    self.group.signal(signal);
+                    if is_repeated {
+                        self.group.signal(Signal::KILL);
+                    } else if super::signals::ends(signal) {
+                        kill_at.get_or_insert(now() + self.grace());
+                    }
+                }
+                () = lease.lost(), if !is_lost => {
+                    is_lost = true;
+                    // The grace of a loss counts from the deadline, if that came first; it shortens an earlier one.
+                    let lost = self.tell(Signal::TERM, now().min(lease.deadline()));
+                    kill_at = Some(kill_at.map_or(lost, |earlier| earlier.min(lost)));
+                }
+                () = lease.cancelled(), if kill_at.is_none() => {
+                    kill_at = Some(self.tell(Signal::TERM, now()));
+                }
+                () = reaper.stopped(self.pid), if self.terminal.is_some() => {
+                    warn!("a leader cannot be suspended: it goes on");
+                    self.group.signal(Signal::CONT);
+                }
+                () = sleep_until(kill_at), if kill_at.is_some() => {
+                    warn!(group = self.pid.as_raw_pid(), "the command did not end in its grace: it is killed");
+                    self.group.signal(Signal::KILL);
+                    // Again, should it have made another one meanwhile.
+                    kill_at = Some(now() + Duration::from_secs(1));
+                }
+                _ = reaper.ended(guard) => {
+                    self.leash(lease);
+                }
+                () = tokio::time::sleep_until(look_at) => {
+                    if !self.leash(lease) {
+                        warn!("the guard is gone, and cannot be started again");
+                    }
+                }
+            }
+        }
+        ended.unwrap_or(Ended::Signal(Signal::KILL.as_raw()))
+    }
+
+    /// Tells the group to stop, and gives when it will be killed: the grace counts from that instant.
+    fn tell(&self, signal: Signal, from: Instant) -> Instant {
+        self.group.signal(signal);
+        from + self.grace()
+    }
+
+    /// How long it may take to end. The rest of the grace is for those who are killed to be gone.
+    fn grace(&self) -> Duration {
+        self.wrapper.stop_grace.mul_f64(KILL_AFTER)
+    }
+
+    /// When the guard is to kill, unless it is told a later instant before: as late as this process would.
+    fn leash(&self, lease: &Lease) -> bool {
+        self.wrapper.guard.borrow_mut().leash(self.group, lease.remaining() + self.grace())
+    }
+}
+
+/// When the deadline is to be looked at again: well before it passes, and it has moved on by then.
+fn look_at(lease: &Lease) -> Instant {
+    now() + (lease.remaining() / 4).clamp(Duration::from_millis(10), LONGEST_LOOK)
+}
+
+impl Drop for Command<'_> {
+    /// Also where the library has dropped the job, since its grace was over.
+    fn drop(&mut self) {
+        if self.group.is_empty() {
+            self.wrapper.guard.borrow_mut().free();
+        } else {
+            self.group.signal(Signal::KILL);
+        }
+        self.wrapper.reaper.forget(self.pid);
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    if let Some(at) = at {
+        tokio::time::sleep_until(at).await;
+    }
+}

@@ -1,0 +1,233 @@
+//! A process of its own that kills the command's group when this one cannot: because it was killed, or stands still.
+//!
+//! It reads its standard input: a line for each thing that it is to know. Where that ends without a word, the process
+//! that wrote it is dead, and the group is killed at once. Where the *leash* runs out, since the writer stands still
+//! and cannot prolong it, the group is killed before anybody else may lead.
+
+use std::fs::File;
+use std::io::{self, BufRead as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{self, ChildStdin, ChildStdout, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use rustix::time::{ClockId, clock_gettime};
+use tracing::warn;
+
+use super::group::Group;
+use super::reaper::Reaper;
+
+/// Where no leash runs.
+const LONG: Duration = Duration::from_hours(1);
+
+/// The guard, from the side of the process that it guards.
+pub(crate) struct Guard {
+    /// What several processes of one host hold one after the other, where the store is on this host: it is free only
+    /// when the group of the one before is dead.
+    file: Option<PathBuf>,
+    process: Process,
+    reaper: Reaper,
+}
+
+struct Process {
+    pid: Pid,
+    say: ChildStdin,
+    /// Until it is asked to hold something.
+    answers: Option<ChildStdout>,
+    /// It has said that it holds that, or has nothing to hold.
+    holds: Arc<AtomicBool>,
+}
+
+impl Guard {
+    pub(crate) fn start(file: Option<PathBuf>, reaper: Reaper) -> io::Result<Self> {
+        Ok(Self { file, process: Process::start(&reaper)?, reaper })
+    }
+
+    pub(crate) const fn pid(&self) -> Pid {
+        self.process.pid
+    }
+
+    /// Somebody has killed it.
+    fn start_again(&mut self) -> io::Result<()> {
+        warn!("the guard is dead: another one is started");
+        self.reaper.forget(self.process.pid);
+        self.process = Process::start(&self.reaper)?;
+        Ok(())
+    }
+
+    /// Makes sure that there is a guard, and that it holds what it is to hold. Before a command starts, what this gives
+    /// is to be waited for.
+    pub(crate) fn hold(&mut self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
+        // One that was asked, and whose answer nobody has waited for, is asked no more.
+        let is_asked = self.process.answers.is_none() && !self.process.holds.load(Ordering::Relaxed);
+        if is_asked || self.process.say("free").is_err() {
+            self.start_again()?;
+        }
+        let file = self.file.clone().and_then(|file| Some((file, self.process.answers.take()?)));
+        if let Some((path, _)) = &file {
+            self.process.say(&format!("hold {}", path.display()))?;
+        }
+        let holds = Arc::clone(&self.process.holds);
+        Ok(async move {
+            let Some((path, answers)) = file else { return Ok(()) };
+            // It may have to wait until the one before has killed its group: that takes milliseconds.
+            let answered = tokio::task::spawn_blocking(move || {
+                let mut line = String::new();
+                io::BufReader::new(answers).read_line(&mut line).map(|_| line)
+            });
+            match answered.await??.trim() {
+                "held" => {
+                    holds.store(true, Ordering::Relaxed);
+                    Ok(())
+                }
+                other => Err(io::Error::other(format!("the guard cannot lock {}: {other}", path.display()))),
+            }
+        })
+    }
+
+    /// The group is to be killed at that instant, unless a later one is told before. Tells whether the guard lives.
+    pub(crate) fn leash(&mut self, group: Group, left: Duration) -> bool {
+        let at = clock().saturating_add(left).as_millis();
+        let text = format!("leash {} {at}", group.0.as_raw_pid());
+        if self.process.say(&text).is_ok() {
+            return true;
+        }
+        self.start_again().is_ok() && self.process.say(&text).is_ok()
+    }
+
+    /// The group is empty.
+    pub(crate) fn free(&mut self) {
+        self.process.say("free").ok();
+    }
+}
+
+impl Process {
+    fn start(reaper: &Reaper) -> io::Result<Self> {
+        use std::os::unix::process::CommandExt as _;
+
+        let mut child = process::Command::new(std::env::current_exe()?)
+            .arg("guard")
+            // Out of the way of what is sent to our group, such as by a terminal.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        match (pid, child.stdin.take(), child.stdout.take()) {
+            (Some(pid), Some(say), answers) => {
+                reaper.watch(pid);
+                Ok(Self { pid, say, answers, holds: Arc::default() })
+            }
+            _ => Err(io::Error::other("the guard has no pipe")),
+        }
+    }
+
+    fn say(&mut self, line: &str) -> io::Result<()> {
+        // One write, so that it is there whole or not at all.
+        self.say.write_all(format!("{line}\n").as_bytes())
+    }
+}
+
+impl std::fmt::Debug for Process {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Process").field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// A clock that all processes of the host share, and that runs on while it is suspended where there is such a one.
+fn clock() -> Duration {
+    #[cfg(target_os = "linux")]
+    let now = clock_gettime(ClockId::Boottime);
+    #[cfg(not(target_os = "linux"))]
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
+}
+
+/// What the guard was told.
+enum Order {
+    Hold(PathBuf),
+    Leash { group: Group, until: Duration },
+    Free,
+}
+
+impl Order {
+    fn read(line: &str) -> Option<Self> {
+        if let Some(path) = line.strip_prefix("hold ") {
+            return Some(Self::Hold(path.into()));
+        }
+        if line == "free" {
+            return Some(Self::Free);
+        }
+        let (group, until) = line.strip_prefix("leash ")?.split_once(' ')?;
+        Some(Self::Leash {
+            group: Group(Pid::from_raw(group.parse().ok()?)?),
+            until: Duration::from_millis(until.parse().ok()?),
+        })
+    }
+}
+
+/// The guard itself.
+pub(crate) fn main() -> ExitCode {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        for line in io::stdin().lines() {
+            let Ok(line) = line else { break };
+            if let Some(order) = Order::read(&line)
+                && tell.send(order).is_err()
+            {
+                break;
+            }
+        }
+    });
+    let mut leash: Option<(Group, Duration)> = None;
+    let mut held = None;
+    loop {
+        let left = leash.map_or(LONG, |(_, until)| until.saturating_sub(clock()));
+        match told.recv_timeout(left) {
+            Ok(Order::Hold(path)) => {
+                println!(
+                    "{}",
+                    hold(&path).map_or_else(
+                        |error| error.to_string(),
+                        |file| {
+                            held = Some(file);
+                            "held".to_owned()
+                        }
+                    )
+                );
+            }
+            Ok(Order::Leash { group, until }) => leash = Some((group, until)),
+            Ok(Order::Free) => leash = None,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some((group, until)) = leash
+                    && clock() >= until
+                {
+                    eprintln!("leasehold: the process that leads stands still: its command is killed");
+                    group.signal(Signal::KILL);
+                    leash = None;
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    if let Some((group, _)) = leash {
+        eprintln!("leasehold: the process that leads is dead: its command is killed");
+        group.signal(Signal::KILL);
+        while !group.is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // Only now: whoever waits for it starts a command of its own.
+    drop(held);
+    ExitCode::SUCCESS
+}
+
+fn hold(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.lock()?;
+    Ok(file)
+}

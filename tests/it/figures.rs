@@ -1,0 +1,49 @@
+//! The figures that were published: see `benches/failover`.
+
+use serde_json::Value;
+
+const LINES: &str = include_str!("../../docs/figures/failover.jsonl");
+const README: &str = include_str!("../../README.md");
+
+/// What the bench measures, in its order.
+const SCENARIOS: [&str; 14] = [
+    "graceful stop",
+    "step down",
+    "graceful stop, retry interval 1 h",
+    "kill -9",
+    "backend terminated",
+    "server restarted",
+    "replica promoted",
+    "holder frozen",
+    "silent partition, idle",
+    "silent partition, statement in flight",
+    "half a statement delivered",
+    "server slow by query timeout + 1 s",
+    "backend stopped 2 s, default options",
+    "caller's runtime blocked",
+];
+
+fn is_spread(value: &Value) -> bool {
+    let (median, max) = (value["median"].as_f64(), value["max"].as_f64());
+    matches!((median, max), (Some(median), Some(max)) if 0.0 <= median && median <= max)
+}
+
+#[test]
+fn every_line_of_the_figures_is_json_for_a_goal_that_was_reached() {
+    let lines: Vec<Value> = LINES.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let scenarios: Vec<&str> = lines.iter().map(|line| line["scenario"].as_str().unwrap()).collect();
+    assert_eq!(scenarios, SCENARIOS);
+    for line in &lines {
+        assert!(is_spread(&line["vacancy_ms"]) && is_spread(&line["overlap_ms"]), "{line}");
+        assert!(is_spread(&line["naive_vacancy_ms"]) || line["naive_vacancy_over_ms"].is_number(), "{line}");
+        assert!(line["bound_ms"].is_number() || line["changes_of_leader"] == 0, "{line}");
+        assert!(line["rounds"].as_u64() >= Some(5) && line["ok"] == true, "{line}");
+    }
+}
+
+#[test]
+fn the_readme_has_a_row_for_every_line_of_the_figures() {
+    for scenario in SCENARIOS {
+        assert_eq!(README.matches(&format!("| {scenario} |")).count(), 1, "{scenario}");
+    }
+}
