@@ -27,6 +27,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::clock;
 use crate::driver::command::{Id, Report, Request};
+pub(crate) use crate::driver::machine::ANSWER_LIMIT;
 use crate::driver::machine::{Machine, Statement};
 use crate::driver::term::Reason;
 use crate::error::{ConnectError, LossCause};
@@ -248,9 +249,15 @@ async fn carry_out<S: Store>(
             Ok(exchanged) => return inbox.machine.on_exchange(batch, exchanged, sent, clock::now()),
             Err(cause) => (Statement::Exchange(batch), cause),
         },
-        Statement::Publish(outgoing) => match inbox.answer(limit, session.publish(outgoing.message)).await {
-            Ok(taken) => return inbox.machine.on_published(outgoing, taken, sent, clock::now()),
-            Err(cause) => (Statement::Publish(outgoing), cause),
+        Statement::Publish(message, reply) => {
+            match inbox.answer(limit, session.publish(message.clone())).await {
+                Ok(taken) => return inbox.machine.on_published(reply, taken, sent, clock::now()),
+                Err(cause) => (Statement::Publish(message, reply), cause),
+            }
+        }
+        Statement::Survey(reply) => match inbox.answer(limit, session.survey()).await {
+            Ok(seen) => return inbox.machine.on_survey(reply, seen, sent, clock::now()),
+            Err(cause) => (Statement::Survey(reply), cause),
         },
         Statement::Inquiry(inquiry) => match inbox.answer(limit, session.holders(&inquiry.keys)).await {
             Ok(holders) => return inbox.machine.on_holders(&inquiry, holders, sent, clock::now()),
@@ -409,7 +416,7 @@ mod tests {
 
     use super::*;
     use crate::name::Key;
-    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message};
+    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message, Seen};
     use crate::{Lease, Locker};
 
     const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
@@ -451,6 +458,10 @@ mod tests {
 
         async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
             Ok(vec![None; keys.len()])
+        }
+
+        async fn survey(&mut self) -> Result<Option<Vec<Seen>>, LossCause> {
+            Ok(None)
         }
 
         async fn event(&mut self) -> Event {

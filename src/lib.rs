@@ -40,6 +40,7 @@
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
+//! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
 //! * [`State`] and [`StateWatch`], [`Reason`], [`LossCause`]: what is going on, and why.
 //!
 //! # What holds
@@ -77,6 +78,7 @@ mod health;
 mod lease;
 mod locker;
 mod name;
+mod observe;
 mod options;
 mod sabotage;
 #[cfg(test)]
@@ -91,6 +93,7 @@ pub use health::{Health, Trouble};
 pub use lease::Lease;
 pub use locker::Locker;
 pub use name::{Key, Kind, MAX_NAME_BYTES, Name, NameError};
+pub use observe::{Election, Handover, Observer, Participant, Role, Snapshot, Watch};
 pub use options::{
     Bounds, DEFAULT_HEARTBEAT_INTERVAL, DEFAULT_MAX_HELD, DEFAULT_QUERY_TIMEOUT, DEFAULT_RETRY_INTERVAL,
     DEFAULT_STOP_GRACE, MAX_IDENTITY_BYTES, MAX_TTL, Options, OptionsError,

@@ -374,6 +374,9 @@ impl Locker {
     }
 
     /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent.
+    /// [`Observer::hand_over`](crate::Observer::hand_over) waits for a new term, too.
+    ///
+    /// A leader with [`answer_step_down`](Options::answer_step_down) false leads on.
     ///
     /// # Errors
     ///
@@ -388,12 +391,25 @@ impl Locker {
         name.validate()?;
         let message = Message::StepDown(Key::of(Kind::Lease, name.as_str()));
         let (reply, sent) = oneshot::channel();
-        self.inner.send(Request::Command(Command::Publish(message, reply)))?;
+        self.command(Command::Publish(message, reply))?;
         match sent.await {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::Unanswered { limit: self.inner.options.query_timeout }),
-            Err(_) => Err(self.inner.gone()),
+            Err(_) => Err(self.gone()),
         }
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.inner.options
+    }
+
+    pub(crate) fn command(&self, command: Command) -> Result<(), Error> {
+        self.inner.send(Request::Command(command))
+    }
+
+    /// Why the driver is gone.
+    pub(crate) fn gone(&self) -> Error {
+        self.inner.gone()
     }
 }
 

@@ -138,9 +138,14 @@ pub struct Key(i64);
 
 impl Key {
     /// The key that everybody who waits for this one holds in shared mode, on a store whose lock table tells who waits.
-    #[cfg(feature = "postgres")]
     pub(crate) fn waiting(self) -> Self {
         Self::hash("waiting", &self.to_string())
+    }
+
+    /// The key of a number that a lock table shows.
+    #[cfg(feature = "postgres")]
+    pub(crate) const fn shown(number: i64) -> Self {
+        Self(number)
     }
 
     /// Maps a name to its key. Total: any text has one, also text that the verbs refuse as a name.

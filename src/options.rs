@@ -61,6 +61,7 @@ pub struct Options {
     pub(crate) drain_timeout: Option<Duration>,
     pub(crate) max_held: usize,
     pub(crate) trust_affinity: bool,
+    pub(crate) answer_step_down: bool,
     pub(crate) identity: String,
     /// The product broken on purpose.
     #[cfg(any(test, feature = "testing"))]
@@ -78,6 +79,7 @@ impl Default for Options {
             drain_timeout: None,
             max_held: DEFAULT_MAX_HELD,
             trust_affinity: false,
+            answer_step_down: true,
             identity: default_identity(),
             #[cfg(any(test, feature = "testing"))]
             sabotage: None,
@@ -147,6 +149,18 @@ impl Options {
     #[must_use]
     pub const fn trust_affinity(mut self, trust: bool) -> Self {
         self.trust_affinity = trust;
+        self
+    }
+
+    /// Sets whether to hand over when somebody else asks for it: [`Locker::step_down`](crate::Locker::step_down),
+    /// [`Observer::step_down`](crate::Observer::step_down), `leasehold step-down`. Default true. Where it is false, a
+    /// request is logged and changes nothing; [`Lease::step_down`](crate::Lease::step_down) works all the same.
+    ///
+    /// Whoever may use the store may ask. It protects from mistakes, not from those who mean it: they could end the
+    /// session as well.
+    #[must_use]
+    pub const fn answer_step_down(mut self, answer: bool) -> Self {
+        self.answer_step_down = answer;
         self
     }
 
@@ -286,6 +300,11 @@ impl Options {
             humantime::parse_duration(value)
                 .map_err(|_| OptionsError::Value { option: option.to_owned(), value: value.to_owned() })
         };
+        let switch = || {
+            value
+                .parse()
+                .map_err(|_| OptionsError::Switch { option: option.to_owned(), value: value.to_owned() })
+        };
         Ok(match option {
             "retry_interval" => self.retry_interval(duration()?),
             "heartbeat_interval" => self.heartbeat_interval(duration()?),
@@ -300,12 +319,8 @@ impl Options {
                     value: value.to_owned(),
                 })?)
             }
-            "trust_affinity" => {
-                self.trust_affinity(value.parse().map_err(|_| OptionsError::Switch {
-                    option: option.to_owned(),
-                    value: value.to_owned(),
-                })?)
-            }
+            "trust_affinity" => self.trust_affinity(switch()?),
+            "answer_step_down" => self.answer_step_down(switch()?),
             "identity" => self.identity(value),
             _ => return Err(OptionsError::Unknown { option: option.to_owned() }),
         })
@@ -344,8 +359,9 @@ impl fmt::Display for Options {
             Some(timeout) => write!(f, "drain_timeout={},", humantime::format_duration(timeout))?,
             None => f.write_str("drain_timeout=none,")?,
         }
-        let Self { max_held, trust_affinity, identity, .. } = self;
-        write!(f, "max_held={max_held},trust_affinity={trust_affinity},identity={identity}")
+        let Self { max_held, trust_affinity, answer_step_down, identity, .. } = self;
+        write!(f, "max_held={max_held},trust_affinity={trust_affinity},")?;
+        write!(f, "answer_step_down={answer_step_down},identity={identity}")
     }
 }
 
@@ -433,7 +449,7 @@ pub enum OptionsError {
     /// There is no such option.
     #[error(
         "there is no option {option:?}: use retry_interval, heartbeat_interval, query_timeout, stop_grace, \
-         takeover_delay, drain_timeout, max_held, trust_affinity or identity"
+         takeover_delay, drain_timeout, max_held, trust_affinity, answer_step_down or identity"
     )]
     Unknown {
         /// What was written.
@@ -517,7 +533,7 @@ mod tests {
             (DEFAULT_RETRY_INTERVAL, DEFAULT_HEARTBEAT_INTERVAL, DEFAULT_QUERY_TIMEOUT, DEFAULT_STOP_GRACE),
             (s(5), s(5), s(10), s(5))
         );
-        let setters: [(&str, Setter); 9] = [
+        let setters: [(&str, Setter); 10] = [
             ("retry_interval=7s", |o| o.retry_interval(s(7))),
             ("heartbeat_interval=7s", |o| o.heartbeat_interval(s(7))),
             ("query_timeout=7s", |o| o.query_timeout(s(7))),
@@ -526,6 +542,7 @@ mod tests {
             ("drain_timeout=7s", |o| o.drain_timeout(Some(s(7)))),
             ("max_held=7", |o| o.max_held(7)),
             ("trust_affinity=true", |o| o.trust_affinity(true)),
+            ("answer_step_down=false", |o| o.answer_step_down(false)),
             ("identity=seven", |o| o.identity("seven")),
         ];
         for (text, set) in setters {
@@ -600,6 +617,7 @@ mod tests {
             ("query_timeout=999999years", "ttl = max("),
             ("max_held=many", "max_held needs a whole number"),
             ("trust_affinity=1", "trust_affinity is either true or false"),
+            ("answer_step_down=no", "answer_step_down is either true or false"),
         ] {
             let message = text.parse::<Options>().expect_err(text).to_string();
             assert!(message.contains(expected), "{text}: {message}");

@@ -216,6 +216,9 @@ fn fault(rng: &mut StdRng, world: &World, lockers: &[Locker], replicas: &[(Host,
             let (locker, name) = (lockers[host.0].clone(), replica.name);
             let memory = world.memory();
             let identity = locker.identity().to_owned();
+            // Whoever asks also looks: everybody answers, whatever state they are in.
+            let observer = locker.observer();
+            tokio::spawn(memory.on(&identity, async move { observer.snapshot().await.ok() }));
             tokio::spawn(memory.on(&identity, async move { locker.step_down(name).await.ok() }));
         }
         11 => {

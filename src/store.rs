@@ -8,6 +8,8 @@ pub(crate) mod file;
 pub(crate) mod memory;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+#[cfg_attr(not(any(unix, feature = "postgres")), expect(dead_code, reason = "for stores that send text"))]
+mod text;
 
 use std::future::Future;
 use std::time::Duration;
@@ -96,10 +98,6 @@ pub(crate) enum Event {
     )]
     Unregistered(Key),
     /// Something that is nobody's. The driver looks at its clock and its requests before it waits for more.
-    #[cfg_attr(
-        not(any(test, feature = "postgres")),
-        expect(dead_code, reason = "for stores whose channel others may use")
-    )]
     Ignored,
     /// Somebody sent a message.
     Message(Message),
@@ -126,11 +124,103 @@ pub(crate) struct Holder {
     pub(crate) silence: Option<Duration>,
 }
 
+/// A session, as the store shows it to everybody: of whom an answer may be expected, and what speaks for one who gives
+/// none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Which session: the same text as in a [`Presence`] of it. Empty where the store cannot tell.
+    pub(crate) session: String,
+    pub(crate) who: Holder,
+    /// It is one of a Locker, which answers a roll call.
+    pub(crate) answers: bool,
+    /// The keys that it holds exclusively.
+    pub(crate) holds: Vec<Key>,
+    /// The keys that it holds shared. Who waits for a key shows by its [waiting key](Key::waiting).
+    pub(crate) shares: Vec<Key>,
+}
+
 /// What Lockers tell each other through the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Whoever leads this key is asked to hand it over.
     StepDown(Key),
+    /// Everybody is asked what they are doing.
+    RollCall(Call),
+    /// The answer to a roll call, or a part of it. The store need not take it to anybody but who has called.
+    Present(Presence),
+}
+
+/// One roll call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Tells it from every other one.
+    pub(crate) number: u64,
+    /// Where the store takes the answers. The store of the caller fills it in, nobody else reads it.
+    pub(crate) reply_to: String,
+}
+
+/// What one Locker is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Presence {
+    pub(crate) call: Call,
+    /// Which session: filled in by the store.
+    pub(crate) session: String,
+    pub(crate) identity: String,
+    /// It hands over when it is asked to.
+    pub(crate) steps_down: bool,
+    /// Which part of how many, counted from 1: a store may have to split an answer.
+    pub(crate) part: (u32, u32),
+    pub(crate) standings: Vec<Standing>,
+}
+
+/// What one candidate is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) name: Name,
+    pub(crate) role: Role,
+    /// Of the term that it is in, where it is in one.
+    pub(crate) term: Option<u64>,
+    /// How long ago that term began.
+    pub(crate) held_for: Option<Duration>,
+}
+
+/// What a candidate is doing, as its Locker tells others: [`Participant`](crate::Participant).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Role {
+    /// It leads: its job runs under the lease.
+    Leading,
+    /// It holds the lease, and its job was told to stop and has not ended yet.
+    Draining,
+    /// It holds the lease, and its job may not start yet.
+    Blocked,
+    /// It stands by and asks for the lease.
+    Standby,
+    /// It does not ask for the lease: [`Candidate::eligible`](crate::Candidate::eligible).
+    Ineligible,
+    /// Its lease is lost, and its job has not ended yet.
+    Lost,
+}
+
+impl Role {
+    /// Tells whether who has it holds the lease.
+    #[must_use]
+    pub const fn holds(self) -> bool {
+        matches!(self, Self::Leading | Self::Draining | Self::Blocked)
+    }
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Leading => "leading",
+            Self::Draining => "draining",
+            Self::Blocked => "blocked",
+            Self::Standby => "standby",
+            Self::Ineligible => "ineligible",
+            Self::Lost => "lost",
+        })
+    }
 }
 
 /// Where sessions come from.
@@ -179,7 +269,7 @@ pub(crate) trait Session: Send + 'static {
     fn heartbeat(&mut self, held: &[Self::Held])
     -> impl Future<Output = Result<Vec<bool>, LossCause>> + Send;
 
-    /// Sends a message to every session of the store, best effort. False if the store would not take it.
+    /// Sends a message to every session of the store, or an answer to who has called, best effort. False if the store would not take it.
     fn publish(&mut self, message: Message) -> impl Future<Output = Result<bool, LossCause>> + Send;
 
     /// Tells who holds these keys, exclusively, for people. `None` where nobody does, or the store cannot tell.
@@ -187,6 +277,10 @@ pub(crate) trait Session: Send + 'static {
         &mut self,
         keys: &[Key],
     ) -> impl Future<Output = Result<Vec<Option<Holder>>, LossCause>> + Send;
+
+    /// Tells of every session that shows in the store, and what each of them holds: as much as the store can tell
+    /// without asking them. `None` if it would not.
+    fn survey(&mut self) -> impl Future<Output = Result<Option<Vec<Seen>>, LossCause>> + Send;
 
     /// Waits for the next event. Cancel-safe: no event is lost when the future is dropped.
     fn event(&mut self) -> impl Future<Output = Event> + Send;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
 use crate::name::{Key, Name};
-use crate::store::{Enforcement, Message};
+use crate::store::{Enforcement, Message, Presence, Seen};
 
 /// What the driver tells the handles of the store, whenever it learns it.
 #[derive(Clone, Debug)]
@@ -58,6 +58,10 @@ pub(crate) enum Command {
     Check { id: Id, term: u64, reply: oneshot::Sender<bool> },
     /// Send a message within the query timeout, or tell that it could not be sent.
     Publish(Message, oneshot::Sender<bool>),
+    /// Hand on the answers to this roll call, for as long as somebody takes them. What does not fit is dropped.
+    Listen(u64, mpsc::Sender<Presence>),
+    /// Look at all that the store shows, within the query timeout.
+    Survey(oneshot::Sender<Option<Vec<Seen>>>),
 }
 
 /// What a run waits for: its next term, or why there will be none.

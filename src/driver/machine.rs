@@ -5,6 +5,7 @@
 
 mod answers;
 mod candidate;
+mod rollcall;
 mod statement;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -13,20 +14,21 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use self::candidate::{Candidate, Phase, Waiting};
+pub(crate) use self::rollcall::ANSWER_LIMIT;
 pub(crate) use self::statement::Statement;
-use self::statement::{Batch, Check, Heartbeat, Inquiry, Outgoing, Release};
+use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Release, Task};
 use super::command::{Again, Command, Id, Parting};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
-use crate::store::{Ask, Enforcement, Exchange, Message, Mode};
+use crate::store::{Ask, Enforcement, Exchange, Mode, Presence};
 
 pub(crate) struct Machine<H> {
     options: Arc<Options>,
@@ -41,7 +43,11 @@ pub(crate) struct Machine<H> {
     /// Keys that nobody here waits for any more.
     withdrawals: Vec<Key>,
     checks: Vec<Check>,
-    messages: VecDeque<Outgoing>,
+    errands: VecDeque<Errand>,
+    /// Roll calls to be answered, after the errands of our own.
+    calls: VecDeque<Errand>,
+    /// Who takes the answers to which roll call.
+    listeners: Vec<(u64, mpsc::Sender<Presence>)>,
     /// How many terms there have been.
     terms: u64,
     /// When every waiting name is asked for again.
@@ -72,7 +78,9 @@ impl<H: Clone> Machine<H> {
             is_releasing: false,
             withdrawals: Vec::new(),
             checks: Vec::new(),
-            messages: VecDeque::new(),
+            errands: VecDeque::new(),
+            calls: VecDeque::new(),
+            listeners: Vec::new(),
             terms: 0,
             poll_at: None,
             heartbeat_sent: now,
@@ -84,7 +92,7 @@ impl<H: Clone> Machine<H> {
 
     /// Whether a session is of any use.
     pub(crate) fn wants_session(&self) -> bool {
-        !self.messages.is_empty()
+        !self.errands.is_empty()
             || self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Waiting(_)))
     }
 
@@ -115,10 +123,9 @@ impl<H: Clone> Machine<H> {
             Command::Check { reply, .. } => {
                 reply.send(false).ok();
             }
-            Command::Publish(message, sent) => {
-                let expires = now + self.options.query_timeout;
-                self.messages.push_back(Outgoing { message, expires, sent, has_waited: false });
-            }
+            Command::Publish(message, sent) => self.run_errand(Task::Publish(message, sent), now),
+            Command::Survey(reply) => self.run_errand(Task::Survey(reply), now),
+            Command::Listen(call, answers) => self.listen(call, answers),
         }
     }
 
@@ -234,8 +241,10 @@ impl<H: Clone> Machine<H> {
     ///
     /// The cause, if a deadline has passed: then the session is to be given up.
     pub(crate) fn on_time(&mut self, now: Instant) -> Result<(), LossCause> {
-        while let Some(expired) = self.messages.pop_front_if(|message| now >= message.expires) {
-            expired.sent.send(false).ok();
+        for queue in [&mut self.errands, &mut self.calls] {
+            while let Some(expired) = queue.pop_front_if(|errand| now >= errand.expires) {
+                expired.task.fail();
+            }
         }
         let no_deadline = self.options.is_broken(Sabotage::NoDeadline);
         for candidate in self.candidates.values_mut() {
@@ -278,7 +287,8 @@ impl<H: Clone> Machine<H> {
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
             _ => None,
         });
-        alarms.chain(self.messages.front().map(|message| message.expires)).min()
+        let errands = self.errands.front().into_iter().chain(self.calls.front());
+        alarms.chain(errands.map(|errand| errand.expires)).min()
     }
 
     /// When [`next_statement`](Self::next_statement) has something to send next, if nothing happens before.
@@ -325,14 +335,15 @@ impl<H: Clone> Machine<H> {
         if heartbeat_is_due && !exchange_goes_first {
             return Some(Statement::Heartbeat(self.heartbeat(now)));
         }
-        // Exchanges that take longer than the poll interval are always due: a message waits for one of them, with what
+        // Exchanges that take longer than the poll interval are always due: an errand waits for one of them, with what
         // was asked before it, and no longer.
-        if self.messages.front().is_some_and(|message| message.has_waited) {
-            return self.publish(now);
+        let has_waited = |queue: &VecDeque<Errand>| queue.front().is_some_and(|errand| errand.has_waited);
+        if has_waited(&self.errands) || has_waited(&self.calls) {
+            return self.errand(now);
         }
         if let Some(batch) = self.batch(now) {
-            for message in &mut self.messages {
-                message.has_waited = true;
+            for errand in self.errands.iter_mut().chain(&mut self.calls) {
+                errand.has_waited = true;
             }
             return Some(Statement::Exchange(batch));
         }
@@ -343,13 +354,7 @@ impl<H: Clone> Machine<H> {
             self.sent = now;
             return Some(Statement::Inquiry(inquiry));
         }
-        self.publish(now)
-    }
-
-    fn publish(&mut self, now: Instant) -> Option<Statement<H>> {
-        let message = self.messages.pop_front()?;
-        self.sent = now;
-        Some(Statement::Publish(message))
+        self.errand(now)
     }
 
     /// Whether [`next_statement`](Self::next_statement) would give one.
@@ -358,7 +363,8 @@ impl<H: Clone> Machine<H> {
             || self.poll_at.is_some_and(|at| now >= at)
             || !self.releases.is_empty()
             || !self.withdrawals.is_empty()
-            || !self.messages.is_empty()
+            || !self.errands.is_empty()
+            || !self.calls.is_empty()
             || self
                 .candidates
                 .values()
@@ -476,19 +482,6 @@ impl<H: Clone> Machine<H> {
         }
     }
 
-    pub(crate) fn on_message(&mut self, message: Message, now: Instant) {
-        let Message::StepDown(key) = message;
-        let ids: Vec<Id> = self
-            .candidates
-            .iter()
-            .filter(|(_, candidate)| candidate.place.key == key)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
-            self.stop(id, None, Reason::SteppedDown, now);
-        }
-    }
-
     /// A new session is up: it owns nothing, and every waiting name is asked for.
     pub(crate) fn on_session(&mut self, enforcement: Enforcement, now: Instant) {
         self.enforcement = enforcement;
@@ -516,6 +509,8 @@ impl<H: Clone> Machine<H> {
         for check in self.checks.drain(..) {
             check.reply.send(false).ok();
         }
+        // Who called has long had all answers that it waits for when there is a session again.
+        self.calls.clear();
         // The end of the session frees these; their jobs had ended while they were held.
         for release in self.releases.drain(..) {
             release.done(Parting::Released);

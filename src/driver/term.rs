@@ -92,6 +92,8 @@ pub(crate) struct Term {
     pub(crate) name: Name,
     /// Counts the terms of one Locker, from 1.
     pub(crate) number: u64,
+    /// When it was granted.
+    pub(crate) since: Instant,
     /// Tells the job to stop, for whatever reason.
     pub(crate) stop: CancellationToken,
     /// Tells those who drain that the lease is gone as well.
@@ -128,10 +130,17 @@ pub(crate) enum Verdict {
 }
 
 impl Term {
-    pub(crate) fn new(place: &Place, number: u64, deadline: Instant, options: Arc<Options>) -> Self {
+    pub(crate) fn new(
+        place: &Place,
+        number: u64,
+        since: Instant,
+        deadline: Instant,
+        options: Arc<Options>,
+    ) -> Self {
         Self {
             name: place.name.clone(),
             number,
+            since,
             stop: place.shutdown.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token),
             lost: CancellationToken::new(),
             options,
@@ -258,7 +267,7 @@ mod tests {
     fn term(drain_timeout: Option<Duration>) -> (Term, Instant) {
         let now = clock::now();
         let options = Arc::new(Options::default().drain_timeout(drain_timeout));
-        (Term::new(&place(None), 1, now + ms(20_000), options), now)
+        (Term::new(&place(None), 1, now, now + ms(20_000), options), now)
     }
 
     fn place(shutdown: Option<CancellationToken>) -> Place {
@@ -352,7 +361,7 @@ mod tests {
     fn a_shutdown_stops_the_term_by_itself_and_is_its_reason() {
         let (now, shutdown) = (clock::now(), CancellationToken::new());
         let place = place(Some(shutdown.clone()));
-        let term = Term::new(&place, 1, now + ms(20_000), Arc::new(Options::default()));
+        let term = Term::new(&place, 1, now, now + ms(20_000), Arc::new(Options::default()));
         assert_eq!(term.reason(), None);
         shutdown.cancel();
         assert!(term.stop.is_cancelled() && term.is_held(now));

@@ -25,7 +25,7 @@ use self::disk::Disk;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};
-use super::{Answer, Enforcement, Event, Exchange, Exchanged, Holder, Message, Session, Store};
+use super::{Answer, Enforcement, Event, Exchange, Exchanged, Holder, Message, Seen, Session, Store};
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::name::Key;
 
@@ -236,14 +236,17 @@ impl Session for FileSession {
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
         // To itself without a socket: that cannot get lost.
-        self.events.push_back(Event::Message(message));
         let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
             // To whoever has the lease now: one who gets it meanwhile was not asked to hand it over.
-            let Message::StepDown(key) = message;
-            shared.outbox().publish(message, locks.signature(key).as_deref());
-            Ok(true)
+            let leader = match &message {
+                Message::StepDown(key) => locks.signature(*key),
+                Message::RollCall(_) | Message::Present(_) => None,
+            };
+            Ok(shared.outbox().publish(message, leader.as_deref()))
         };
-        self.statement(work).await
+        let own = self.statement(work).await?;
+        self.events.extend(own.map(Event::Message));
+        Ok(true)
     }
 
     async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
@@ -256,16 +259,38 @@ impl Session for FileSession {
         self.statement(work).await
     }
 
-    async fn event(&mut self) -> Event {
-        loop {
-            while let Some(event) = self.events.pop_front() {
-                match event {
-                    Event::Freed(key) if !self.waiting.contains(&key) => {}
-                    event => return event,
+    async fn survey(&mut self) -> Result<Option<Vec<Seen>>, LossCause> {
+        let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
+            let mut all = shared.outbox().sessions();
+            for (key, pid) in locks.held() {
+                // Who has signed the file, unless it is the one before: a grant and its signature are no one step.
+                let identity = locks.signature(key);
+                let session = all.iter_mut().find(|seen| identity.is_some() && seen.who.identity == identity);
+                if let Some(seen) = session {
+                    seen.who.pid = Some(pid);
+                    seen.holds.push(key);
+                } else {
+                    let who = Holder { identity, pid: Some(pid), ..Holder::default() };
+                    all.push(Seen { who, holds: vec![key], ..Seen::default() });
                 }
             }
+            Ok(Some(all))
+        };
+        self.statement(work).await
+    }
+
+    async fn event(&mut self) -> Event {
+        if self.events.is_empty() {
             self.inbox.receive(&mut self.events).await;
         }
+        while let Some(event) = self.events.pop_front() {
+            match event {
+                Event::Freed(key) if !self.waiting.contains(&key) => {}
+                event => return event,
+            }
+        }
+        // Not waited out here: anybody who may write the directory may send, and as much as they like.
+        Event::Ignored
     }
 
     async fn end(mut self) {

@@ -11,12 +11,15 @@ mod bad_input;
 mod blocking;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_run;
+#[cfg(all(unix, feature = "cli", feature = "postgres"))]
+mod command_status;
 mod endings;
 mod figures;
 mod handover;
 mod health;
 mod leaving;
 mod loss;
+mod observer;
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
 mod partitions;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, ValueEnum};
-use leasehold::{Key, Kind, Locker, Options};
+use leasehold::{Key, Kind, Locker, Observer, Options};
 
 use crate::exit::Usage;
 
@@ -120,6 +120,11 @@ impl Common {
         let pairs: Vec<_> =
             given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
         Ok(pairs.join(",").parse()?)
+    }
+
+    /// An observer that is connected.
+    pub(crate) async fn observer(&self) -> anyhow::Result<Observer> {
+        Ok(Observer::connect(self.store()?, self.options()?).await?)
     }
 
     /// None on this host's files: there the guard of the one before is waited for itself.

@@ -6,14 +6,18 @@ use leasehold::{Error, OptionsError};
 
 /// As clap has it.
 pub(crate) const USAGE: u8 = 2;
+/// `EX_NOUSER`: nobody leads, so nobody can be asked.
+pub(crate) const NOBODY_LEADS: u8 = 67;
 /// `EX_UNAVAILABLE`: the store cannot be reached.
 pub(crate) const UNREACHABLE: u8 = 69;
 /// `EX_SOFTWARE`: a bug in leasehold.
 pub(crate) const BUG: u8 = 70;
-/// `EX_TEMPFAIL`: somebody else leads.
+/// `EX_TEMPFAIL`: somebody else leads, or goes on leading.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
 /// `EX_PROTOCOL`: the lease was lost while the command ran.
 pub(crate) const LOST: u8 = 76;
+/// `EX_NOPERM`: the leader does not do what it is asked.
+pub(crate) const NOT_PERMITTED: u8 = 77;
 /// `EX_CONFIG`: the store must not be used.
 pub(crate) const REFUSED: u8 = 78;
 /// As shells have it.
@@ -48,6 +52,26 @@ impl std::error::Error for Usage {}
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     eprintln!("leasehold: {error:#}");
     ExitCode::from(code_of(error))
+}
+
+/// Waits for a signal that ends this process, and gives the code that a shell has for it.
+pub(crate) async fn interrupted() -> anyhow::Result<ExitCode> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let signal = tokio::select! {
+            _ = interrupt.recv() => SignalKind::interrupt(),
+            _ = terminate.recv() => SignalKind::terminate(),
+        };
+        Ok(ExitCode::from(u8::try_from(128 + signal.as_raw_value())?))
+    }
+    #[cfg(not(unix))]
+    {
+        tokio::signal::ctrl_c().await?;
+        Ok(ExitCode::from(130))
+    }
 }
 
 fn code_of(error: &anyhow::Error) -> u8 {

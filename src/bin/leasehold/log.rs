@@ -6,11 +6,12 @@ use tracing_subscriber::filter::EnvFilter;
 
 use crate::common::{Common, LogFormat};
 
-/// Starts the log. `LEASEHOLD_LOG`, if it is set, is a filter as of `tracing_subscriber`.
-pub(crate) fn start(common: &Common) {
+/// Starts the log, at this level unless the command line says otherwise. `LEASEHOLD_LOG`, if it is set, is a filter as of
+/// `tracing_subscriber`.
+pub(crate) fn start(common: &Common, level: &str) {
     let level = match (common.quiet, common.verbose) {
         (true, _) => "error",
-        (false, 0) => "leasehold=info",
+        (false, 0) => level,
         (false, 1) => "leasehold=debug",
         (false, _) => "trace",
     };

@@ -6,12 +6,16 @@ mod common;
 mod exit;
 mod key;
 mod log;
+mod output;
 #[cfg(unix)]
 mod run;
+mod status;
+mod step_down;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::Runtime;
 
 use self::common::Common;
 
@@ -20,10 +24,12 @@ Examples:
   export LEASEHOLD_STORE=postgres://app@db/app
   leasehold run nightly-cleanup -- ./clean-up --all
   leasehold run --restart reconciler -- python reconcile.py
+  leasehold status --watch
+  leasehold step-down reconciler --wait
 
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be executed.
-leasehold's own: 2 bad usage, 69 the store cannot be reached, 70 a bug, 75 not acquired, 76 the lease was lost,
-78 the store must not be used.";
+leasehold's own: 2 bad usage, 67 nobody leads, 69 the store cannot be reached, 70 a bug, 75 not acquired or not taken over
+in time, 76 the lease was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be used.";
 
 /// Leader election, by the PostgreSQL that you have or by a directory.
 #[derive(Debug, Parser)]
@@ -52,13 +58,32 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<std::ffi::OsString>,
     },
+    /// Shows who leads, since when, from where, and who stands by.
+    Status(status::Arguments),
+    /// Asks the leader of a name to hand over.
+    StepDown(step_down::Arguments),
     /// Prints the number that a name stands for, and the SQL that shows who holds it.
     Key(key::Arguments),
 }
 
+impl Command {
+    /// What is logged unless the command line says otherwise: of those that only look, what went wrong.
+    const fn log_level(&self) -> &'static str {
+        match self {
+            Self::Status(_) | Self::StepDown(_) => "leasehold=warn",
+            _ => "leasehold=info",
+        }
+    }
+}
+
+/// For a command that waits for little.
+fn runtime() -> anyhow::Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
 fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
-    log::start(&common);
+    log::start(&common, command.log_level());
     let outcome = match command {
         #[cfg(unix)]
         Command::Run(arguments) => run::main(&common, arguments),
@@ -66,6 +91,8 @@ fn main() -> ExitCode {
         Command::Guard => Ok(run::guard::main()),
         #[cfg(unix)]
         Command::Exec { command } => Ok(ExitCode::from(run::command::exec(&command))),
+        Command::Status(arguments) => status::main(&common, &arguments),
+        Command::StepDown(arguments) => step_down::main(&common, &arguments),
         Command::Key(arguments) => key::main(&arguments),
     };
     match outcome {

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::Machine;
 use super::candidate::Phase;
-use super::statement::{Batch, Heartbeat, Inquiry, Outgoing, Release};
+use super::statement::{Batch, Heartbeat, Inquiry, Release};
 use crate::driver::command::{Id, Parting};
 use crate::driver::term::{State, Term};
 use crate::error::LossCause;
-use crate::store::{Answer, Ask, Exchanged, Holder};
+use crate::store::{Answer, Ask, Exchanged, Holder, Seen};
 
 impl<H: Clone> Machine<H> {
     /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
@@ -89,7 +90,7 @@ impl<H: Clone> Machine<H> {
             (Phase::Waiting(waiting), Answer::Granted(held)) => {
                 self.terms = number;
                 let deadline = sent + self.bounds.trust;
-                let term = Arc::new(Term::new(place, number, deadline, Arc::clone(&self.options)));
+                let term = Arc::new(Term::new(place, number, now, deadline, Arc::clone(&self.options)));
                 info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
                 // A clean end of the term before: we were told of the release, and got the lease by asking then.
                 let clean = waiting.freed;
@@ -183,12 +184,30 @@ impl<H: Clone> Machine<H> {
     /// As for [`on_heartbeat`](Self::on_heartbeat).
     pub(crate) fn on_published(
         &mut self,
-        message: Outgoing,
+        reply: Option<oneshot::Sender<bool>>,
         taken: bool,
         sent: Instant,
         now: Instant,
     ) -> Result<(), LossCause> {
-        message.sent.send(taken).ok();
+        if let Some(reply) = reply {
+            reply.send(taken).ok();
+        }
+        self.on_answer(sent, false, now)
+    }
+
+    /// Takes what the store shows of everybody.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_survey(
+        &mut self,
+        reply: oneshot::Sender<Option<Vec<Seen>>>,
+        seen: Option<Vec<Seen>>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        reply.send(seen).ok();
         self.on_answer(sent, false, now)
     }
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use crate::driver::command::{Id, Parting, Place};
 use crate::driver::term::Term;
 use crate::name::{Key, Name};
-use crate::store::{Ask, Exchange, Message};
+use crate::store::{Ask, Call, Exchange, Message, Seen};
 
 pub(super) struct Release<H> {
     pub(super) held: H,
@@ -17,14 +17,33 @@ pub(super) struct Release<H> {
     pub(super) done: Option<oneshot::Sender<Parting>>,
 }
 
-/// A message to be sent.
-pub(crate) struct Outgoing {
-    pub(crate) message: Message,
-    /// What it asks for may no longer be right after that.
+/// What is to be sent between the exchanges and the heartbeats.
+pub(super) struct Errand {
+    pub(super) task: Task,
+    /// What it is about may no longer be right after that.
     pub(super) expires: Instant,
-    pub(super) sent: oneshot::Sender<bool>,
     /// An exchange was sent before it.
     pub(super) has_waited: bool,
+}
+
+pub(super) enum Task {
+    /// Send a message, and tell whether the store took it.
+    Publish(Message, oneshot::Sender<bool>),
+    /// Look at all that the store shows.
+    Survey(oneshot::Sender<Option<Vec<Seen>>>),
+    /// Answer a roll call, with what is so when that is sent.
+    Answer(Call),
+}
+
+impl Task {
+    /// It will not be done, or its answer will not come.
+    pub(super) fn fail(self) {
+        match self {
+            Self::Publish(_, sent) => drop(sent.send(false)),
+            Self::Survey(reply) => drop(reply.send(None)),
+            Self::Answer(_) => {}
+        }
+    }
 }
 
 pub(super) struct Check {
@@ -37,7 +56,9 @@ pub(super) struct Check {
 pub(crate) enum Statement<H> {
     Heartbeat(Heartbeat<H>),
     Exchange(Batch<H>),
-    Publish(Outgoing),
+    /// A message, and who wants to know whether the store took it.
+    Publish(Message, Option<oneshot::Sender<bool>>),
+    Survey(oneshot::Sender<Option<Vec<Seen>>>),
     Inquiry(Inquiry),
 }
 
@@ -75,11 +96,10 @@ impl<H> Statement<H> {
                     release.done(Parting::Released);
                 }
             }
-            Self::Publish(message) => {
-                message.sent.send(false).ok();
-            }
-            // For the log only.
-            Self::Inquiry(_) => {}
+            Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
+            Self::Survey(reply) => Task::Survey(reply).fail(),
+            // For the log only; and nobody waits for an answer to a roll call to be sent.
+            Self::Inquiry(_) | Self::Publish(_, None) => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::driver::command::Place;
 use crate::driver::term::{OVERRUN_MARGIN, Shown, Term};
 use crate::name::Kind;
 use crate::name::Name;
-use crate::store::{Answer, Exchanged};
+use crate::store::{Answer, Call, Exchanged, Message, Role};
 use crate::watch::StateWatch;
 
 type Grants = mpsc::UnboundedReceiver<Result<Arc<Term>, Arc<ConnectError>>>;
@@ -246,7 +246,7 @@ fn exchanges_that_are_always_due_let_a_message_pass() {
     let late = now + Duration::from_secs(9);
     let exchanged = Exchanged { released: Vec::new(), answers: vec![BUSY] };
     machine.on_exchange(asked, exchanged, now, late).unwrap();
-    assert!(matches!(machine.next_statement(late), Some(Statement::Publish(_))));
+    assert!(matches!(machine.next_statement(late), Some(Statement::Publish(..))));
     batch(&mut machine, late);
 }
 
@@ -278,6 +278,122 @@ fn requests_do_not_outlive_what_they_are_about() {
     machine.on_time(expires).unwrap();
     assert_eq!(is_sent.try_recv(), Ok(false));
     assert!(!machine.wants_session());
+}
+
+/// F-37: a Locker that forbids it leads on when it is asked from outside; its own job may step down all the same.
+#[test]
+fn a_request_from_outside_is_ignored_where_the_options_say_so() {
+    for (answers, reason) in [(true, Some(Reason::SteppedDown)), (false, None)] {
+        let (mut machine, now) = machine(Options::default().answer_step_down(answers));
+        let (term, _) = lead(&mut machine, 1, "job", now);
+        machine.on_message(Message::StepDown(Key::of(Kind::Lease, "other")), now);
+        assert_eq!(term.reason(), None);
+        machine.on_message(Message::StepDown(Key::of(Kind::Lease, "job")), now);
+        assert_eq!(term.reason(), reason);
+        let asked = Command::Stop { id: 1, term: term.number, reason: Reason::SteppedDown };
+        machine.on_command(asked, now);
+        assert_eq!(term.reason(), Some(Reason::SteppedDown));
+    }
+}
+
+fn call(number: u64) -> Message {
+    Message::RollCall(Call { number, reply_to: "there".to_owned() })
+}
+
+fn presence(statement: Option<Statement<u32>>) -> Presence {
+    match statement {
+        Some(Statement::Publish(Message::Present(presence), None)) => presence,
+        _ => panic!("no answer to send"),
+    }
+}
+
+/// C-06: an answer tells what every candidate does when it is sent.
+#[test]
+fn a_roll_call_is_answered_with_what_every_candidate_does() {
+    let (mut machine, now) = machine(Options::default().identity("me").answer_step_down(false));
+    machine.on_message(call(1), now);
+    assert_eq!(presence(machine.next_statement(now)).standings, []);
+
+    let (term, _) = lead(&mut machine, 1, "leads", now);
+    let _draining = lead(&mut machine, 2, "drains", now);
+    machine.on_command(Command::Stop { id: 2, term: 2, reason: Reason::SteppedDown }, now);
+    enlist(&mut machine, 3, "stands by", now);
+    let asked = batch(&mut machine, now);
+    answer(&mut machine, asked, vec![BUSY], now);
+    enlist(&mut machine, 4, "ineligible", now);
+    machine.on_command(Command::Rest(4), now);
+    machine.on_message(call(2), now);
+    let later = now + Duration::from_millis(300);
+    let answered = presence(machine.next_statement(later));
+    assert_eq!((answered.identity.as_str(), answered.steps_down, answered.part), ("me", false, (1, 1)));
+    assert_eq!(answered.call, Call { number: 2, reply_to: "there".to_owned() });
+    let held = Some(later - now);
+    let told: Vec<_> =
+        answered.standings.iter().map(|it| (it.name.as_str(), it.role, it.term, it.held_for)).collect();
+    let expected = [
+        ("leads", Role::Leading, Some(term.number), held),
+        ("drains", Role::Draining, Some(2), held),
+        ("stands by", Role::Standby, None, None),
+        ("ineligible", Role::Ineligible, None, None),
+    ];
+    assert_eq!(told, expected);
+}
+
+/// C-06: what keeps the leases comes first, our own errands next; and an answer that nobody waits for is not sent.
+#[test]
+fn an_answer_delays_neither_heartbeats_nor_exchanges_and_expires() {
+    let (mut machine, now) = machine(Options::default());
+    lead(&mut machine, 1, "job", now);
+    let beat = now + Duration::from_secs(5);
+    machine.on_message(call(1), beat);
+    assert!(!machine.wants_session(), "nobody connects only to answer");
+    let (sent, _is_sent) = oneshot::channel();
+    machine.on_command(Command::Publish(Message::StepDown(Key::of(Kind::Lease, "other")), sent), beat);
+    enlist(&mut machine, 2, "other job", beat);
+    let Some(Statement::Heartbeat(heartbeat)) = machine.next_statement(beat) else { panic!("it is due") };
+    machine.on_heartbeat(heartbeat, &[true], beat, beat).unwrap();
+    let asked = batch(&mut machine, beat);
+    answer(&mut machine, asked, vec![BUSY], beat);
+    assert!(matches!(machine.next_statement(beat), Some(Statement::Publish(Message::StepDown(_), Some(_)))));
+    assert_eq!(presence(machine.next_statement(beat)).call.number, 1);
+
+    machine.on_message(call(2), beat);
+    let late = beat + ANSWER_LIMIT;
+    assert_eq!(machine.next_alarm(), Some(late));
+    machine.on_time(late).unwrap();
+    assert!(machine.next_statement(late).is_none());
+    machine.on_message(call(3), beat);
+    machine.on_session_lost(&LossCause::Gone, beat);
+    machine.on_session(ENFORCEMENT, beat);
+    batch(&mut machine, beat);
+    assert!(machine.next_statement(beat).is_none(), "a question to the session before");
+}
+
+/// C-06: a flood of roll calls, and of answers that nobody asked for, is cut down to a few.
+#[test]
+fn a_flood_of_roll_calls_is_answered_in_part() {
+    let (mut machine, now) = machine(Options::default());
+    for number in (0..1_000).chain(0..1_000) {
+        machine.on_message(call(number), now);
+    }
+    let mut count = 0;
+    while let Some(statement) = machine.next_statement(now) {
+        assert_eq!(presence(Some(statement)).call.number, count);
+        count += 1;
+    }
+    assert_eq!(count, 8);
+
+    let (heard, mut answers) = mpsc::channel(2);
+    machine.on_command(Command::Listen(7, heard), now);
+    machine.on_message(call(7), now);
+    let answer = presence(machine.next_statement(now));
+    for number in [7, 8, 7, 7] {
+        let call = Call { number, reply_to: String::new() };
+        machine.on_message(Message::Present(Presence { call, ..answer.clone() }), now);
+    }
+    assert_eq!(answers.try_recv().unwrap().call.number, 7);
+    assert_eq!(answers.try_recv().unwrap().call.number, 7);
+    assert!(answers.try_recv().is_err(), "what does not fit is dropped");
 }
 
 /// F-15: whoever returns after the deadline has lost, also if nobody has noticed yet.

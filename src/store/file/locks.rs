@@ -116,9 +116,55 @@ impl Locks {
         Some(line.strip_prefix(GRANTED_TO)?.split_once(' ')?.0.to_owned())
     }
 
+    /// Tells of every key that somebody holds exclusively now, and which process does: where the system shows its locks
+    /// to everybody, else nothing. Looking at them takes none, so nobody is refused meanwhile.
+    pub(super) fn held(&self) -> Vec<(Key, i32)> {
+        let (Ok(table), Ok(entries)) = (fs::read_to_string(LOCK_TABLE), fs::read_dir(self.directory.path()))
+        else {
+            return Vec::new();
+        };
+        let holders = read_lock_table(&table);
+        let held = |entry: fs::DirEntry| {
+            let name = entry.file_name();
+            let key = name.to_str()?.strip_suffix(".lock").filter(|key| key.len() == 16)?.parse().ok()?;
+            Some((key, *holders.get(&shown(&entry.metadata().ok()?))?))
+        };
+        entries.flatten().filter_map(held).collect()
+    }
+
     fn path(&self, key: Key) -> PathBuf {
         self.directory.path().join(format!("{key}.lock"))
     }
+}
+
+/// Where Linux shows the locks of all processes: proc(5). Those of other pid namespaces it leaves out.
+const LOCK_TABLE: &str = "/proc/locks";
+
+/// The exclusive locks on whole files, by the file as the table names it: `12: FLOCK  ADVISORY  WRITE 4711
+/// fe:00:5587425 0 EOF` is one of process 4711. A line with an arrow is of one who waits.
+fn read_lock_table(table: &str) -> HashMap<String, i32> {
+    let lines = table.lines().filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [_, "FLOCK", _, "WRITE", pid, file, ..] => Some(((*file).to_owned(), pid.parse().ok()?)),
+            _ => None,
+        }
+    });
+    lines.collect()
+}
+
+/// A file as the lock table names it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn shown(metadata: &fs::Metadata) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let device = metadata.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    format!("{major:02x}:{minor:02x}:{}", metadata.ino())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const fn shown(_: &fs::Metadata) -> String {
+    String::new()
 }
 
 /// A locked file. Dropped, it is unlocked first and then closed: a forked child keeps a merely closed lock alive.
@@ -241,6 +287,15 @@ mod tests {
 
         let lock = acquire(&path, Mode::Exclusive).unwrap().expect("the new file is free");
         assert!(lock.is_at(&path));
+    }
+
+    #[test]
+    fn the_lock_table_is_read_line_by_line() {
+        let table = "1: FLOCK  ADVISORY  WRITE 25132 fe:00:5587425 0 EOF\n\
+                     1: -> FLOCK  ADVISORY  WRITE 7 fe:00:5587425 0 EOF\n\
+                     2: FLOCK  ADVISORY  READ 25120 fe:00:10133507 0 EOF\n\
+                     3: POSIX  ADVISORY  WRITE 8 fe:00:9 0 EOF\n4: FLOCK\n\nnonsense";
+        assert_eq!(read_lock_table(table), HashMap::from([("fe:00:5587425".to_owned(), 25132)]));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 use crate::name::Key;
-use crate::store::{Event, Message};
+use crate::store::{Event, Message, Seen};
 
 #[derive(Debug)]
 pub(super) struct Idle;
@@ -32,7 +32,13 @@ impl Outbox {
 
     pub(super) fn freed(&self, _: &[Key]) {}
 
-    pub(super) fn publish(&self, _: Message, _: Option<&str>) {}
+    pub(super) fn publish(&self, message: Message, _: Option<&str>) -> Option<Message> {
+        Some(message)
+    }
+
+    pub(super) fn sessions(&self) -> Vec<Seen> {
+        Vec::new()
+    }
 }
 
 impl Inbox<Idle> {

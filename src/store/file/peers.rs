@@ -1,4 +1,4 @@
-//! How sessions tell each other what was freed: one datagram socket per session, in the sub-directory `peers`.
+//! How sessions tell each other what was freed, and more: one datagram socket per session, in the sub-directory `peers`.
 //!
 //! All of it is best effort: a datagram that gets lost costs a standby its poll interval, never correctness.
 
@@ -9,15 +9,23 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::directory;
 use crate::name::Key;
 use crate::options::MAX_IDENTITY_BYTES;
-use crate::store::{Event, Message};
+use crate::store::{Call, Event, Holder, Message, Presence, Seen, text};
 
 /// A datagram stays below 1,000 bytes: `freed`, and for each key a blank and 16 digits.
 const KEYS_PER_DATAGRAM: usize = 58;
-const BUFFER_BYTES: usize = 1024;
+/// Large where that is allowed: a queue holds few datagrams (`net.unix.max_dgram_qlen` is 10 on many systems), and an
+/// answer to a roll call may have many names. Elsewhere 2048 bytes is the most (`net.local.dgram.maxdgram`).
+const MESSAGE_BYTES: usize =
+    if cfg!(any(target_os = "linux", target_os = "android")) { 32_000 } else { 2_000 };
+const BUFFER_BYTES: usize = 32 * 1024;
+/// How often and how long an answer waits for room in the queue of who has called, in which everybody's answers are.
+const TRIES: u32 = 25;
+const PAUSE: Duration = Duration::from_millis(2);
 /// Bytes of a socket's path, the closing NUL included: `sun_path` of unix(7).
 const SOCKET_PATH_BYTES: usize =
     if cfg!(any(target_os = "linux", target_os = "android")) { 108 } else { 104 };
@@ -47,7 +55,7 @@ pub(super) fn open(directory: &Path, identity: &str) -> io::Result<(Outbox, Inbo
         },
         Some,
     );
-    Ok((outbox, Inbox { socket }))
+    Ok((outbox, Inbox::new(socket)))
 }
 
 /// Sends to the other sessions. Dropped, it removes the name of the own session's socket.
@@ -89,7 +97,7 @@ impl Outbox {
         (self.address, self.handle) = address_of(&self.peers);
         let socket = self.bind(identity).ok()?;
         tracing::warn!(peers = %self.peers.display(), "somebody removed this session's socket: bound a new one");
-        Some(Inbox { socket: Some(socket) })
+        Some(Inbox::new(Some(socket)))
     }
 
     /// Binds a socket under a name that no session has had or will have, so that the name of a dead one can be removed
@@ -122,12 +130,64 @@ impl Outbox {
         self.broadcast(&datagrams.collect::<Vec<_>>(), |_| true);
     }
 
-    /// Sends a message to the other sessions; only to those of this process, if one is named.
-    pub(super) fn publish(&self, message: Message, identity: Option<&str>) {
-        let Message::StepDown(key) = message;
-        self.broadcast(&[format!("step-down {key}")], |peer| {
-            identity.is_none_or(|identity| is_of(peer, identity))
-        });
+    /// Sends a message to the other sessions, or an answer to who has called. Gives it back if it is for the own
+    /// session too. A request to step down goes only to the sessions of the leader's process, if that is named.
+    pub(super) fn publish(&self, message: Message, leader: Option<&str>) -> Option<Message> {
+        let own = || self.own.clone().unwrap_or_default();
+        match message {
+            Message::StepDown(_) => {
+                let leads = |peer: &str| leader.is_none_or(|leader| is_of(peer, leader));
+                self.broadcast(&text::write(&message, MESSAGE_BYTES), leads);
+                Some(message)
+            }
+            Message::RollCall(call) => {
+                let message = Message::RollCall(Call { reply_to: own(), ..call });
+                self.broadcast(&text::write(&message, MESSAGE_BYTES), |_| true);
+                Some(message)
+            }
+            Message::Present(presence) => {
+                let presence = Presence { session: own(), ..presence };
+                let caller = presence.call.reply_to.clone();
+                let message = Message::Present(presence);
+                if caller == own() {
+                    return Some(message);
+                }
+                if is_name_of_a_socket(&caller) {
+                    self.answer(&caller, &text::write(&message, MESSAGE_BYTES));
+                }
+                None
+            }
+        }
+    }
+
+    /// Sends to one session. All answer at once, so a full queue is waited for, a little.
+    fn answer(&self, caller: &str, datagrams: &[String]) {
+        let address = self.address.join(caller);
+        let mut tries = 0;
+        for datagram in datagrams {
+            while let Err(error) = self.sender.send_to(datagram.as_bytes(), &address) {
+                tries += 1;
+                if error.kind() != ErrorKind::WouldBlock || tries > TRIES {
+                    tracing::debug!(caller, %error, "a roll call could not be answered");
+                    return;
+                }
+                // On the session's own disk thread.
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Tells of every session that has a socket. Those of dead processes are removed by whoever sends to them.
+    pub(super) fn sessions(&self) -> Vec<Seen> {
+        let Ok(entries) = fs::read_dir(&self.peers) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let seen = |name: String| {
+            // `<identity>-<16 digits>.sock`
+            let identity = name.strip_suffix(".sock")?.rsplit_once('-')?.0.to_owned();
+            let who = Holder { identity: Some(identity), ..Holder::default() };
+            is_name_of_a_socket(&name).then(|| Seen { session: name, who, answers: true, ..Seen::default() })
+        };
+        names.filter_map(seen).collect()
     }
 
     fn broadcast(&self, datagrams: &[String], is_meant: impl Fn(&str) -> bool) {
@@ -173,6 +233,12 @@ impl Outbox {
     }
 }
 
+/// Nothing but a socket beside ours: what comes in a datagram must not lead elsewhere.
+fn is_name_of_a_socket(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+        && Path::new(name).extension() == Some(OsStr::new(READY))
+}
+
 /// Whether a socket is of a session of this process, by its name: see [`Outbox::bind`].
 fn is_of(socket: &str, identity: &str) -> bool {
     socket.strip_prefix(identity).and_then(|rest| rest.strip_prefix('-')).is_some_and(|rest| {
@@ -197,13 +263,20 @@ fn address_of(peers: &Path) -> (PathBuf, Option<File>) {
 #[derive(Debug)]
 pub(super) struct Inbox<S = tokio::net::UnixDatagram> {
     socket: Option<S>,
+    buffer: Box<[u8]>,
+}
+
+impl<S> Inbox<S> {
+    fn new(socket: Option<S>) -> Self {
+        Self { socket, buffer: vec![0; BUFFER_BYTES].into() }
+    }
 }
 
 impl Inbox<Idle> {
     /// Makes the socket known to the runtime that this is called in.
     pub(super) fn register(self) -> io::Result<Inbox> {
         let socket = self.socket.map(tokio::net::UnixDatagram::from_std).transpose()?;
-        Ok(Inbox { socket })
+        Ok(Inbox { socket, buffer: self.buffer })
     }
 }
 
@@ -211,10 +284,9 @@ impl Inbox {
     /// Waits for a datagram and adds what it says to `events`. Cancel-safe: nothing is awaited once it was taken out.
     pub(super) async fn receive(&mut self, events: &mut VecDeque<Event>) {
         let Some(socket) = &self.socket else { return std::future::pending().await };
-        let mut buffer = [0; BUFFER_BYTES];
-        match socket.recv(&mut buffer).await {
+        match socket.recv(&mut self.buffer).await {
             Ok(bytes) => {
-                if let Some(read) = parse(&buffer[..bytes]) {
+                if let Some(read) = parse(&self.buffer[..bytes]) {
                     events.extend(read);
                 } else {
                     tracing::debug!(bytes, "ignored a datagram that cannot be read");
@@ -230,13 +302,11 @@ impl Inbox {
 
 /// Reads a datagram, whole or not at all.
 fn parse(datagram: &[u8]) -> Option<Vec<Event>> {
-    let mut words = std::str::from_utf8(datagram).ok()?.split(' ');
-    let event: fn(Key) -> Event = match words.next()? {
-        "freed" => Event::Freed,
-        "step-down" => |key| Event::Message(Message::StepDown(key)),
-        _ => return None,
-    };
-    words.map(|word| if word.len() == 16 { word.parse().ok().map(event) } else { None }).collect()
+    let datagram = std::str::from_utf8(datagram).ok()?;
+    match datagram.strip_prefix("freed ") {
+        Some(keys) => keys.split(' ').map(|key| text::read_key(key).map(Event::Freed)).collect(),
+        None => Some(vec![Event::Message(text::read(datagram)?)]),
+    }
 }
 
 #[cfg(test)]
@@ -261,14 +331,15 @@ mod tests {
         for malformed in [
             "",
             "hello 00000000000000ff",
+            "freed",
+            "freed ",
             "freed ff",
             "freed 00000000000000ff ",
             "freed 00000000000000ff x",
             "freed +0000000000000fg",
             "step-down",
         ] {
-            let nothing = shown(malformed.as_bytes()).is_none_or(|events| events == "[]");
-            assert!(nothing, "{malformed:?}");
+            assert_eq!(shown(malformed.as_bytes()), None, "{malformed:?}");
         }
         assert_eq!(shown(b"freed \xff\xfe"), None);
     }
@@ -281,7 +352,7 @@ mod tests {
         let names = ["a", "a", "a-b", "ab", "b"];
         let opened = names.map(|identity| open(dir.path(), identity).unwrap());
         sender.publish(Message::StepDown(Key::of(Kind::Lease, "x")), Some("a"));
-        let mut buffer = [0; BUFFER_BYTES];
+        let mut buffer = [0; 1024];
         let told =
             opened.each_ref().map(|(_, inbox)| inbox.socket.as_ref().unwrap().recv(&mut buffer).is_ok());
         assert_eq!(told, [true, true, false, false, false]);
@@ -296,7 +367,7 @@ mod tests {
         sender.freed(&keys);
 
         let mut read = Vec::new();
-        let mut buffer = [0; BUFFER_BYTES];
+        let mut buffer = [0; 1024];
         while let Ok(bytes) = inbox.socket.as_ref().unwrap().recv(&mut buffer) {
             assert!(bytes < 1000, "{bytes}");
             read.extend(parse(&buffer[..bytes]).unwrap());

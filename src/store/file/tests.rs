@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::name::{Kind, Name};
-use crate::store::{Ask, Mode};
+use crate::store::{Ask, Call, Mode, Presence, Role, Standing};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -381,8 +381,13 @@ fn malformed_datagrams_are_ignored() {
             send(dir.path(), datagram);
         }
         send(dir.path(), &format!("step-down {}", key("job")));
-        let Event::Message(message) = session.event().await else { panic!() };
-        assert_eq!(message, Message::StepDown(key("job")));
+        let event = loop {
+            match session.event().await {
+                Event::Ignored => {}
+                event => break event,
+            }
+        };
+        assert!(matches!(event, Event::Message(Message::StepDown(got)) if got == key("job")));
     });
 }
 
@@ -392,11 +397,90 @@ fn a_request_to_step_down_reaches_every_session_the_own_one_too() {
     run(async {
         let (mut one, mut two) = (session(dir.path()).await, session(dir.path()).await);
         let message = Message::StepDown(key("job"));
-        one.publish(message).await.unwrap();
+        one.publish(message.clone()).await.unwrap();
         for session in [&mut one, &mut two] {
             assert!(matches!(session.event().await, Event::Message(got) if got == message));
             assert!(poll_once(pin!(session.event())).is_pending(), "once");
         }
+    });
+}
+
+fn call(number: u64) -> Message {
+    Message::RollCall(Call { number, reply_to: String::new() })
+}
+
+/// Takes a roll call from the events of a session, and answers it with this many names.
+async fn present(session: &mut FileSession, names: usize) {
+    let Event::Message(Message::RollCall(call)) = session.event().await else { panic!("no roll call") };
+    let standing = |n: usize| Standing {
+        name: Name::from(format!("{n} \u{e9} {}", "x".repeat(1000))),
+        role: Role::Leading,
+        term: Some(1),
+        held_for: None,
+    };
+    let standings = (0..names).map(standing).collect();
+    let (session_name, identity) = (String::new(), "anybody".to_owned());
+    let presence =
+        Presence { call, session: session_name, identity, steps_down: true, part: (1, 1), standings };
+    session.publish(Message::Present(presence)).await.unwrap();
+}
+
+#[test]
+fn an_answer_reaches_who_has_called_and_nobody_else_however_long_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (mut one, mut two, mut three) =
+            (session(dir.path()).await, session(dir.path()).await, session(dir.path()).await);
+        one.publish(call(1)).await.unwrap();
+        for (session, names) in [(&mut two, 100), (&mut three, 0), (&mut one, 3)] {
+            present(session, names).await;
+        }
+        let mut sessions = HashSet::new();
+        let mut found = 0;
+        while found < 103 || sessions.len() < 3 {
+            let Event::Message(Message::Present(presence)) = one.event().await else { panic!("no answer") };
+            assert_eq!(presence.call.number, 1);
+            found += presence.standings.len();
+            sessions.insert(presence.session);
+        }
+        let seen = one.survey().await.unwrap().unwrap();
+        let shown: HashSet<_> = seen.into_iter().filter(|it| it.answers).map(|it| it.session).collect();
+        assert_eq!(sessions, shown);
+        for session in [&mut two, &mut three] {
+            assert!(poll_once(pin!(session.event())).is_pending(), "nobody else hears the answers");
+        }
+    });
+}
+
+#[test]
+fn a_roll_call_that_leads_elsewhere_is_not_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let mut session = session(dir.path()).await;
+        let elsewhere = UnixDatagram::bind(dir.path().join("elsewhere.sock")).unwrap();
+        elsewhere.set_nonblocking(true).unwrap();
+        send(dir.path(), "roll-call 0000000000000001 ../elsewhere.sock");
+        present(&mut session, 1).await;
+        elsewhere.recv(&mut [0; 8]).unwrap_err();
+    });
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn who_holds_a_key_now_shows_in_the_store_and_who_held_it_before_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (mut one, mut two) = (session(dir.path()).await, session(dir.path()).await);
+        let mut held = Vec::new();
+        for name in ["kept", "released"] {
+            held.push(take(&mut one, name).await);
+        }
+        assert_eq!(one.exchange(&releases(held.pop())).await.unwrap().released, [true]);
+        let seen = two.survey().await.unwrap().unwrap();
+        let holders: Vec<_> = seen.iter().filter(|seen| !seen.holds.is_empty()).collect();
+        assert_eq!(holders.len(), 1, "{seen:?}");
+        assert_eq!(holders[0].holds, [key("kept")]);
+        assert_eq!(holders[0].who.pid, Some(std::process::id().cast_signed()));
     });
 }
 

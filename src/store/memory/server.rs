@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::error::LossCause;
 use crate::name::Key;
-use crate::store::{self, Answer, Ask, Event, Exchange, Exchanged, Message, Mode};
+use crate::store::{self, Answer, Ask, Call, Event, Exchange, Exchanged, Message, Mode, Presence, Seen};
 
 /// What a lock is tied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,9 +210,52 @@ impl Server {
         held.iter().map(confirm).collect()
     }
 
-    /// Sends a message to every session. Statement.
-    pub(crate) fn publish(&mut self, message: Message) {
-        self.outbox.extend(self.sessions.keys().map(|id| (*id, Event::Message(message))));
+    /// Sends a message to every session, or an answer to the one that has called. Statement.
+    pub(crate) fn publish(&mut self, from: SessionId, message: Message) {
+        let message = match message {
+            Message::StepDown(_) => message,
+            Message::RollCall(call) => Message::RollCall(Call { reply_to: from.0.to_string(), ..call }),
+            Message::Present(presence) => {
+                let caller = presence.call.reply_to.parse().map(SessionId);
+                let presence = Presence { session: from.0.to_string(), ..presence };
+                if let Some(caller) = caller.ok().filter(|caller| self.sessions.contains_key(caller)) {
+                    self.outbox.push((caller, Event::Message(Message::Present(presence))));
+                }
+                return;
+            }
+        };
+        self.outbox.extend(self.sessions.keys().map(|id| (*id, Event::Message(message.clone()))));
+    }
+
+    /// Tells of every session, and of the holders whose session is gone. Statement.
+    pub(crate) fn survey(&self) -> Vec<Seen> {
+        let held_by = |wanted: &dyn Fn(&Holder) -> bool, exclusively: bool| {
+            let keys = self.locks.iter().filter(|(_, lock)| {
+                lock.holders.iter().any(|it| wanted(it) && (it.mode == Mode::Exclusive) == exclusively)
+            });
+            keys.map(|(key, _)| *key).collect::<Vec<_>>()
+        };
+        let seen = |(id, live): (&SessionId, &Live)| {
+            let is_its = |holder: &Holder| holder.session == *id;
+            let waits = live.waits_for.iter().map(|key| key.waiting());
+            Seen {
+                session: id.0.to_string(),
+                who: store::Holder { identity: Some(live.identity.clone()), ..store::Holder::default() },
+                answers: true,
+                holds: held_by(&is_its, true),
+                shares: held_by(&is_its, false).into_iter().chain(waits).collect(),
+            }
+        };
+        let mut all: Vec<Seen> = self.sessions.iter().map(seen).collect();
+        let is_gone = |holder: &Holder| !self.sessions.contains_key(&holder.session);
+        for (key, lock) in &self.locks {
+            for holder in lock.holders.iter().filter(|it| is_gone(it) && it.mode == Mode::Exclusive) {
+                let who =
+                    store::Holder { identity: Some(holder.identity.clone()), ..store::Holder::default() };
+                all.push(Seen { who, holds: vec![*key], ..Seen::default() });
+            }
+        }
+        all
     }
 
     /// Releases all that the session holds, and ends it. Statement.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
-use crate::store::{Enforcement, Event, Exchange, Exchanged, Holder, Message, Session, Store};
+use crate::store::{Enforcement, Event, Exchange, Exchanged, Holder, Message, Seen, Session, Store};
 
 use super::network::{Delays, Port, World};
 use super::server::{Held, Rule, Server, SessionId};
@@ -153,12 +153,16 @@ impl Session for MemorySession {
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
-        self.statement(move |server, _, _| server.publish(message)).await.map(|()| true)
+        self.statement(move |server, id, _| server.publish(id, message)).await.map(|()| true)
     }
 
     async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
         let keys = keys.to_vec();
         self.statement(move |server, _, _| server.tell_holders(&keys)).await
+    }
+
+    async fn survey(&mut self) -> Result<Option<Vec<Seen>>, LossCause> {
+        self.statement(|server, _, _| server.survey()).await.map(Some)
     }
 
     async fn event(&mut self) -> Event {

@@ -216,7 +216,7 @@ async fn messages_reach_every_session_the_senders_own_included() {
     let memory = Memory::new();
     let (mut a, mut b) = (connect(&memory, "a").await, connect(&memory, "b").await);
     let message = Message::StepDown(ask("x").key);
-    a.publish(message).await.unwrap();
+    a.publish(message.clone()).await.unwrap();
     for session in [&mut a, &mut b] {
         assert!(matches!(glance(session.event()).await, Some(Event::Message(m)) if m == message));
         assert!(glance(session.event()).await.is_none());
@@ -294,10 +294,10 @@ async fn what_arrived_before_a_partition_is_read_during_it_and_the_rest_after_it
     let memory = Memory::new();
     let (mut a, mut b) = (connect(&memory, "a").await, connect(&memory, "b").await);
     let (before, during) = (Message::StepDown(ask("x").key), Message::StepDown(ask("y").key));
-    b.publish(before).await.unwrap();
+    b.publish(before.clone()).await.unwrap();
     memory.partition("a");
     memory.partition("a");
-    b.publish(during).await.unwrap();
+    b.publish(during.clone()).await.unwrap();
     assert!(matches!(glance(a.event()).await, Some(Event::Message(m)) if m == before));
     assert!(glance(a.event()).await.is_none());
     memory.heal("a");

@@ -16,7 +16,9 @@ use super::statements::{self, Announced, Outcomes, Release, Take, Waiting, Work}
 use crate::clock;
 use crate::error::LossCause;
 use crate::name::Key;
-use crate::store::{Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Mode, Session};
+use crate::store::{
+    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Mode, Presence, Seen, Session,
+};
 
 /// How often a statement that the server answered with an error is tried again before the session is given up.
 const ATTEMPTS: u32 = 3;
@@ -346,8 +348,9 @@ impl Session for PgSession {
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
+        let sql = statements::publish(&message);
         for _ in 0..ATTEMPTS {
-            match self.fetch(statements::publish(message)).await? {
+            match self.fetch(sql.clone()).await? {
                 Ok(_) => return Ok(true),
                 Err((_, reason)) => warn!(?message, reason, "the message could not be sent"),
             }
@@ -367,6 +370,19 @@ impl Session for PgSession {
         Ok(holders)
     }
 
+    async fn survey(&mut self) -> Result<Option<Vec<Seen>>, LossCause> {
+        match self.fetch(statements::survey()).await? {
+            Ok(rows) => {
+                let read = statements::read_survey(&rows);
+                read.map(Some).map_err(|error| distrusted(&error.to_string()))
+            }
+            Err((_, reason)) => {
+                warn!(reason, "the lock table could not be read");
+                Ok(None)
+            }
+        }
+    }
+
     async fn event(&mut self) -> Event {
         if let Some(key) = self.unregistered.pop() {
             return Event::Unregistered(key);
@@ -377,6 +393,11 @@ impl Session for PgSession {
         };
         match statements::read_payload(notification.payload()) {
             Some(Announced::Freed(key)) if self.waiting.contains(&key) => Event::Freed(key),
+            Some(Announced::Message(Message::Present(presence))) => {
+                // The server says who has sent it: nobody answers for others.
+                let session = notification.process_id().to_string();
+                Event::Message(Message::Present(Presence { session, ..presence }))
+            }
             Some(Announced::Message(message)) => Event::Message(message),
             // Not waited out here: anybody may send to the channel, and as much as they like.
             Some(Announced::Freed(_)) | None => Event::Ignored,

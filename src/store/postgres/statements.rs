@@ -12,15 +12,19 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use crate::name::Key;
-use crate::store::{Holder, Message, Mode};
+use crate::store::{Holder, Message, Mode, Seen, text};
 
 /// Where releases and messages are announced.
 pub(super) const CHANNEL: &str = "leasehold";
 
+/// Where roll calls are answered: only who has called listens there.
+const ANSWERS: &str = "leasehold_answers";
+
+/// A payload has fewer than 8000 bytes: the documentation of NOTIFY.
+const PAYLOAD_BYTES: usize = 7_900;
+
 /// How the name of a session begins, before the identity.
 pub(super) const APPLICATION: &str = "leasehold/";
-
-const STEP_DOWN: &str = "step-down ";
 
 /// What one message is to do, in this order.
 #[derive(Debug, Default)]
@@ -195,41 +199,85 @@ pub(super) const LOOK: &str = "\
     (SELECT (classid::int8 << 32) | objid::int8 AS k, objsubid::int4 AS subid, mode FROM pg_catalog.pg_locks \
     WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid()) l ON true";
 
+/// Where the client of a session `a` comes from, how old the session is, and how long ago its last statement ended.
+const WHENCE: &str = "CASE WHEN a.client_port < 0 THEN 'a Unix socket' ELSE \
+     pg_catalog.host(a.client_addr) || ':' || a.client_port::text END, \
+     (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.backend_start) * 1000)::int8, \
+     (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.state_change) * 1000)::int8";
+
+/// Locks `l` of 64-bit keys in this database.
+const OURS: &str = "l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND \
+     l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())";
+
 /// Who holds these keys: a row for each that is held, with its number. What the server does not show to this user, such
-/// as the sessions of others, is null.
+/// as where others come from, is null.
 pub(super) fn holders(keys: &[Key]) -> String {
     format!(
-        "SELECT v.n::int8, l.pid, a.application_name, CASE WHEN a.client_port < 0 THEN 'a Unix socket' ELSE \
-         pg_catalog.host(a.client_addr) || ':' || a.client_port::text END, \
-         (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.backend_start) * 1000)::int8, \
-         (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.state_change) * 1000)::int8 \
-         FROM (VALUES {}) v(n, k) JOIN pg_catalog.pg_locks l ON l.locktype = 'advisory' AND l.granted AND \
-         l.mode = 'ExclusiveLock' AND l.objsubid = 1 AND ((l.classid::int8 << 32) | l.objid::int8) = v.k AND \
-         l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) \
+        "SELECT v.n::int8, l.pid, a.application_name, {WHENCE} \
+         FROM (VALUES {}) v(n, k) JOIN pg_catalog.pg_locks l ON {OURS} AND \
+         l.mode = 'ExclusiveLock' AND ((l.classid::int8 << 32) | l.objid::int8) = v.k \
          LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid",
         values(keys, |key| literal(*key))
     )
+}
+
+/// Every session that holds an advisory lock, and every one of a Locker: a row for each lock, or one with nulls. The
+/// name of a session shows to everybody; where it comes from and since when may not.
+pub(super) fn survey() -> String {
+    format!(
+        "WITH l AS MATERIALIZED (SELECT l.pid, (l.classid::int8 << 32) | l.objid::int8 AS k, \
+         l.mode = 'ExclusiveLock' AS x FROM pg_catalog.pg_locks l WHERE {OURS}) \
+         SELECT 0::int8, p.pid, a.application_name, {WHENCE}, l.k, l.x FROM (SELECT pid FROM l UNION \
+         SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND \
+         pg_catalog.starts_with(application_name, '{APPLICATION}')) p \
+         LEFT JOIN l ON l.pid = p.pid LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = p.pid ORDER BY p.pid"
+    )
+}
+
+/// Reads the rows of [`survey`].
+pub(super) fn read_survey(rows: &[PgRow]) -> Result<Vec<Seen>, sqlx::Error> {
+    let mut all: Vec<Seen> = Vec::new();
+    for row in rows {
+        let Some(pid) = row.try_get::<Option<i32>, _>(1)? else { continue };
+        if all.last().is_none_or(|seen| seen.who.pid != Some(pid)) {
+            let application: Option<String> = row.try_get(2)?;
+            all.push(Seen {
+                session: pid.to_string(),
+                who: read_holder(row)?,
+                answers: application.is_some_and(|name| name.starts_with(APPLICATION)),
+                ..Seen::default()
+            });
+        }
+        if let (Some(seen), Some(key)) = (all.last_mut(), row.try_get(6)?) {
+            let is_exclusive: Option<bool> = row.try_get(7)?;
+            let keys = if is_exclusive == Some(true) { &mut seen.holds } else { &mut seen.shares };
+            keys.push(Key::shown(key));
+        }
+    }
+    Ok(all)
 }
 
 /// Reads the rows of [`holders`].
 pub(super) fn read_holders(rows: &[PgRow], holders: &mut [Option<Holder>]) -> Result<(), sqlx::Error> {
     for row in rows {
         let n: i64 = row.try_get(0)?;
-        let application: Option<String> = row.try_get(2)?;
-        let milliseconds =
-            |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
-        let holder = Holder {
-            identity: application.map(|name| name.strip_prefix(APPLICATION).unwrap_or(&name).to_owned()),
-            address: row.try_get(3)?,
-            pid: row.try_get(1)?,
-            age: milliseconds(row.try_get(4)?),
-            silence: milliseconds(row.try_get(5)?),
-        };
         if let Some(place) = usize::try_from(n).ok().and_then(|n| holders.get_mut(n)) {
-            *place = Some(holder);
+            *place = Some(read_holder(row)?);
         }
     }
     Ok(())
+}
+
+fn read_holder(row: &PgRow) -> Result<Holder, sqlx::Error> {
+    let application: Option<String> = row.try_get(2)?;
+    let milliseconds = |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
+    Ok(Holder {
+        identity: application.map(|name| name.strip_prefix(APPLICATION).unwrap_or(&name).to_owned()),
+        address: row.try_get(3)?,
+        pid: row.try_get(1)?,
+        age: milliseconds(row.try_get(4)?),
+        silence: milliseconds(row.try_get(5)?),
+    })
 }
 
 /// Who answers; how many transactions that server process has begun: each statement of ours is one; and what another
@@ -267,9 +315,16 @@ pub(super) fn probe(key: Key) -> String {
 /// What [`probe`] counts where locks are what they are.
 pub(super) const PROBED: [i64; 5] = [1, 1, 0, 1, 0];
 
-pub(super) fn publish(message: Message) -> String {
-    let Message::StepDown(key) = message;
-    format!("SELECT pg_catalog.pg_notify('{CHANNEL}', '{STEP_DOWN}{key}')")
+/// All of a message leaves with one commit. Who calls a roll listens for the answers from before that on.
+pub(super) fn publish(message: &Message) -> String {
+    let (before, channel) = match message {
+        Message::StepDown(_) => (String::new(), CHANNEL),
+        Message::RollCall(_) => (format!("LISTEN {ANSWERS};"), CHANNEL),
+        Message::Present(_) => (String::new(), ANSWERS),
+    };
+    let payloads = text::write(message, PAYLOAD_BYTES);
+    let values = values(&payloads, |payload| format!("'{payload}'"));
+    format!("{before}SELECT pg_catalog.pg_notify('{channel}', v.p) FROM (VALUES {values}) v(n, p)")
 }
 
 /// What a notification says.
@@ -281,14 +336,7 @@ pub(super) enum Announced {
 
 /// Reads a payload. Anybody may send to the channel: what is not ours is none.
 pub(super) fn read_payload(payload: &str) -> Option<Announced> {
-    let key = |text: &str| {
-        let is_hex = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
-        is_hex.then(|| text.parse().ok()).flatten()
-    };
-    match payload.strip_prefix(STEP_DOWN) {
-        Some(text) => Some(Announced::Message(Message::StepDown(key(text)?))),
-        None => Some(Announced::Freed(key(payload)?)),
-    }
+    text::read_key(payload).map(Announced::Freed).or_else(|| text::read(payload).map(Announced::Message))
 }
 
 #[cfg(test)]
@@ -300,7 +348,7 @@ mod tests {
     fn payloads_are_read_back_and_foreign_ones_are_none() {
         let key = Key::of(Kind::Lease, "");
         assert!(key.get() < 0);
-        let sent = publish(Message::StepDown(key));
+        let sent = publish(&Message::StepDown(key));
         let payload = sent.split('\'').nth(3).unwrap();
         assert_eq!(read_payload(payload), Some(Announced::Message(Message::StepDown(key))));
         assert_eq!(read_payload(&key.to_string()), Some(Announced::Freed(key)));
