@@ -39,6 +39,7 @@
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
+//! * [`diagnose`] and [`Diagnosis`]: whether a store can be relied upon, and what to change.
 //! * [`State`] and [`StateWatch`], [`Reason`], [`LossCause`]: what is going on, and why.
 //!
 //! # What holds
@@ -70,6 +71,8 @@
 
 mod candidate;
 mod clock;
+mod diagnosis;
+mod doctor;
 mod driver;
 mod error;
 mod health;
@@ -84,6 +87,8 @@ mod store;
 mod watch;
 
 pub use candidate::Candidate;
+pub use diagnosis::{Check, Diagnosis, Verdict};
+pub use doctor::diagnose;
 pub use driver::term::{Reason, State};
 pub use error::{ConnectError, Error, LossCause, RunError, UrlError};
 pub use health::{Health, Trouble};

@@ -9,6 +9,8 @@
 mod api;
 mod bad_input;
 mod blocking;
+#[cfg(all(unix, feature = "cli", feature = "postgres"))]
+mod doctor;
 mod endings;
 mod handover;
 mod health;

@@ -3,6 +3,7 @@
 //! One file a subcommand. What a subcommand knows of leases, it knows from the library.
 
 mod common;
+mod doctor;
 mod exit;
 mod key;
 mod log;
@@ -35,6 +36,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Tells whether the store can be used, and what to change.
+    Doctor(doctor::Arguments),
     /// Prints the number that a name stands for, and the SQL that shows who holds it.
     Key(key::Arguments),
 }
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
     log::start(&common);
     let outcome = match command {
+        Command::Doctor(arguments) => doctor::main(&common, &arguments),
         Command::Key(arguments) => key::main(&arguments),
     };
     match outcome {

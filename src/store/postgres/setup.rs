@@ -34,7 +34,7 @@ struct Setting {
     matter: Matter,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Matter {
     /// The server would not free the lease of a silent holder in time.
     FreesSilentHolders,
@@ -42,13 +42,67 @@ enum Matter {
     Precaution,
 }
 
+/// What of the settings is in force.
+#[derive(Debug)]
+pub(super) struct InForce {
+    pub(super) enforcement: Enforcement,
+    pub(super) missing: Vec<Missing>,
+}
+
+/// A setting that is not in force.
+#[derive(Debug)]
+pub(super) struct Missing {
+    pub(super) name: &'static str,
+    pub(super) wanted: String,
+    /// `None`: the server has no such setting.
+    pub(super) found: Option<String>,
+    matter: Matter,
+}
+
+impl Missing {
+    pub(super) fn frees_silent_holders(&self) -> bool {
+        self.matter == Matter::FreesSilentHolders
+    }
+
+    pub(super) fn found(&self) -> &str {
+        self.found.as_deref().unwrap_or("no such setting")
+    }
+}
+
+impl InForce {
+    /// A sentence for each thing that the server does not enforce.
+    pub(super) fn shortfalls(&self) -> Vec<String> {
+        let silent = self.missing.iter().filter(|missing| missing.frees_silent_holders());
+        let sentence = |missing: &Missing| {
+            let (Missing { name, wanted, .. }, found) = (missing, missing.found());
+            format!(
+                "the server may keep the leases of a silent holder: {name} should be {wanted} ms, and is {found}"
+            )
+        };
+        silent.map(sentence).collect()
+    }
+
+    pub(super) fn warn(&self, backend: &Backend, config: &Config) {
+        for missing in &self.missing {
+            warn!(
+                identity = config.identity,
+                pid = backend.pid,
+                setting = missing.name,
+                wanted = missing.wanted,
+                found = missing.found(),
+                frees_silent_holders = self.enforcement.frees_silent_holders,
+                "a setting of the session is not in force"
+            );
+        }
+    }
+}
+
 /// Makes the settings and reads them back.
 pub(super) async fn apply(
     link: &mut Link,
-    backend: &Backend,
     on_unix_socket: bool,
     config: &Config,
-) -> Result<(Enforcement, Vec<String>), ConnectError> {
+) -> Result<InForce, ConnectError> {
     let settings = settings(config, on_unix_socket);
     let all: String = settings.iter().map(Setting::sql).chain([NO_TRANSACTION_TIMEOUT.to_owned()]).collect();
     if let Err(error) = link.fetch(all).await {
@@ -63,32 +117,16 @@ pub(super) async fn apply(
             }
         }
     }
-    let in_force = read_back(link, &settings).await.map_err(refusal::of_statement)?;
-    let mut shortfalls = Vec::new();
-    let mut enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
-    for Setting { name, value, matter } in &settings {
-        let found = in_force.get(*name).map(String::as_str);
-        if found == Some(value) {
-            continue;
-        }
-        let found = found.unwrap_or("no such setting");
-        if *matter == Matter::FreesSilentHolders {
-            enforcement.frees_silent_holders = false;
-            shortfalls.push(format!(
-                "the server may keep the leases of a silent holder: {name} should be {value} ms, and is {found}"
-            ));
-        }
-        warn!(
-            identity = config.identity,
-            pid = backend.pid,
-            setting = name,
-            wanted = value,
-            found,
-            frees_silent_holders = enforcement.frees_silent_holders,
-            "a setting of the session is not in force"
-        );
-    }
-    Ok((enforcement, shortfalls))
+    let mut in_force = read_back(link, &settings).await.map_err(refusal::of_statement)?;
+    let missing: Vec<Missing> = settings
+        .into_iter()
+        .filter_map(|Setting { name, value, matter }| {
+            let found = in_force.remove(name);
+            (found.as_ref() != Some(&value)).then_some(Missing { name, wanted: value, found, matter })
+        })
+        .collect();
+    let frees_silent_holders = !missing.iter().any(Missing::frees_silent_holders);
+    Ok(InForce { enforcement: Enforcement { frees_silent_holders, any_answer_renews: true }, missing })
 }
 
 async fn read_back(link: &mut Link, settings: &[Setting]) -> Result<HashMap<String, String>, sqlx::Error> {
