@@ -86,7 +86,7 @@ impl Diagnosis {
                 self.checks.len()
             )
         } else {
-            format!("no-go: the store cannot be used now, {bad} of {} checks say so", self.checks.len())
+            format!("no-go: the store cannot be used now: {bad} of {} checks failed", self.checks.len())
         }
     }
 }
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn a_diagnosis_is_go_unless_something_is_bad_and_says_whether_it_can_mend_itself() {
-        let mut diagnosis = Diagnosis::default();
-        diagnosis.checks = vec![Check::good("a", "a\nb"), Check::warning("b", "slow", "hurry")];
+        let checks = vec![Check::good("a", "a\nb"), Check::warning("b", "slow", "hurry")];
+        let mut diagnosis = Diagnosis { checks, ..Diagnosis::default() };
         assert!(diagnosis.is_go() && !diagnosis.is_permanent());
         assert_eq!(
             diagnosis.to_string(),
@@ -194,6 +194,6 @@ mod tests {
         assert!(!diagnosis.is_go() && diagnosis.is_permanent());
         diagnosis.error = Some(ConnectError::Replica);
         assert!(!diagnosis.is_go() && !diagnosis.is_permanent());
-        assert_eq!(diagnosis.summary(), "no-go: the store cannot be used now, 1 of 3 checks say so");
+        assert_eq!(diagnosis.summary(), "no-go: the store cannot be used now: 1 of 3 checks failed");
     }
 }

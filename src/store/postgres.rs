@@ -108,8 +108,7 @@ impl Target {
             let second = (!knows_affinity).then_some(&self.options);
             let backend = checks::look(&mut link, second, limit, config).await?;
             self.has_affinity.store(true, Ordering::Relaxed);
-            let on_unix_socket = link::unix_socket(&self.options).is_some();
-            let in_force = setup::apply(&mut link, on_unix_socket, config).await?;
+            let in_force = setup::apply(&mut link, config).await?;
             in_force.warn(&backend, config);
             link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
             let in_force = (in_force.enforcement, in_force.shortfalls());

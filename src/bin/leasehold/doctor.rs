@@ -17,11 +17,15 @@ Examples:
   leasehold doctor --store file:/var/lib/my-app/leases
   leasehold doctor --query-timeout 2s --json | jq '.checks[] | select(.verdict != \"good\")'
 
-A line is a check: its verdict (good, warning, bad), what was looked at, what was found -> what to change.
+A line is a check: verdict (good, warning, bad), what was looked at, what was found -> what to
+change.
 
-Exit codes: 0 go, warnings or not; 2 bad usage; 69 no-go for now: the store cannot be reached, refuses the login, is a
-read replica, or a directory cannot be used; 78 no-go: the store must not be used as it is, such as a pooler in
-transaction mode.")]
+Exit codes:
+  0   go, with warnings or without
+  2   bad usage
+  69  no-go for now: the store cannot be reached, refuses the login, or is a read replica; or the
+      directory cannot be used
+  78  no-go: the store must not be used as it is, such as through a pooler in transaction mode")]
 pub(crate) struct Arguments {
     /// Print a JSON object
     #[arg(long)]

@@ -126,7 +126,7 @@ fn look(path: &Path, identity: &str) -> Diagnosis {
     }
     match directory::try_a_lock(&place.tried) {
         Ok(()) => {
-            diagnosis.checks.push(Check::good(LOCKS, "one of two open files had the lock, the other not"))
+            diagnosis.checks.push(Check::good(LOCKS, "one of two open files had the lock, the other not"));
         }
         Err(error) => bad(&mut diagnosis, LOCKS, error),
     }
@@ -152,7 +152,7 @@ fn of_directory(path: &Path) -> Check {
                 "let only those write it who are to lead (chmod o-w), or choose a directory of its own",
             );
         }
-        return Check::good(DIRECTORY, format!("{shown} is there, with mode {mode:04o}"));
+        Check::good(DIRECTORY, format!("{shown} is there, with mode {mode:04o}"))
     }
     #[cfg(not(unix))]
     {

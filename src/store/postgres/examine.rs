@@ -24,6 +24,7 @@ use crate::options::{Bounds, Options};
 const REACHABLE: &str = "reachable";
 const LOGIN: &str = "login";
 const TLS: &str = "tls";
+const VERSION: &str = "version";
 const PRIMARY: &str = "primary";
 const HOSTS: &str = "hosts";
 const POOLER: &str = "pooler";
@@ -174,7 +175,12 @@ impl<'a> Host<'a> {
     /// Something that a connection would have failed with, too.
     fn bad(&mut self, what: &'static str, error: ConnectError) {
         let hint = match &error {
-            ConnectError::Unreachable { reason } => refusal::hint_in(reason),
+            ConnectError::Unreachable { reason } => {
+                let of_server = reason.contains("SQLSTATE").then_some("see what the server's log says");
+                refusal::hint_in(reason).or(of_server).or(Some(
+                    "see that the host's name and its port are right, and that a PostgreSQL server is up there",
+                ))
+            }
             ConnectError::Timeout { .. } => Some(
                 "see what holds it up, such as a firewall that drops what is sent; or raise query_timeout",
             ),
@@ -264,10 +270,12 @@ impl<'a> Host<'a> {
     async fn look(&mut self, link: &mut Link, since: Instant) -> Result<(), ConnectError> {
         let look = self.step(checks::see(link)).await?;
         let settings = self.settings(link).await?;
-        let version = settings.get("server_version").map_or("unknown", |it| it.value.as_str());
+        if let Some(version) = settings.get("server_version") {
+            self.good(VERSION, format!("PostgreSQL {}", version.value));
+        }
         self.tls(link).await?;
         match look.of_a_primary() {
-            Ok(()) => self.good(PRIMARY, format!("it takes writes; its version is {version}")),
+            Ok(()) => self.good(PRIMARY, "it takes writes"),
             Err(error) => {
                 self.is_replica = true;
                 self.bad(PRIMARY, error);
@@ -287,8 +295,7 @@ impl<'a> Host<'a> {
         let mut in_force = None;
         if is_own && is_unused && is_real {
             self.is_set_up = true;
-            let on_unix_socket = link::unix_socket(&self.target.options).is_some();
-            let applied = self.step(setup::apply(link, on_unix_socket, self.config)).await;
+            let applied = self.step(setup::apply(link, self.config)).await;
             in_force = self.settle(link, SETTINGS, applied)?;
         }
         if let Some(in_force) = &in_force {
@@ -349,10 +356,10 @@ impl<'a> Host<'a> {
         match encrypted {
             _ if link::unix_socket(options).is_some() => self.good(TLS, "not needed on a Unix socket"),
             Some(how) if is_verified => {
-                self.good(TLS, format!("{how}, and the server's certificate was verified"))
+                self.good(TLS, format!("{how}, and the server's certificate was verified"));
             }
             Some(how) if is_local => {
-                self.good(TLS, format!("{how}; the server's certificate was not verified"))
+                self.good(TLS, format!("{how}; the server's certificate was not verified"));
             }
             Some(how) => {
                 let reason = format!(
@@ -361,7 +368,7 @@ impl<'a> Host<'a> {
                 self.warning(TLS, reason, remedy);
             }
             None if is_local => {
-                self.good(TLS, "the server does not encrypt, which is not needed on this host")
+                self.good(TLS, "the server does not encrypt, which is not needed on this host");
             }
             None => self.warning(
                 TLS,
