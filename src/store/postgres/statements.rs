@@ -275,13 +275,16 @@ pub(super) const AGE: &str = "\
     FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())";
 
 /// Connections of clients: all, of the role, to the database; the limits of the two; and whether the role is a superuser.
-/// Of others' sessions the server tells this user little, but not what tells a client's from its own.
+/// Of others' sessions the server tells this user little. Those that are younger do not count: they are our own second
+/// ones, which may take a moment to go.
 pub(super) const CONNECTIONS: &str = "\
     SELECT count(*), count(*) FILTER (WHERE a.usesysid = r.oid), count(*) FILTER (WHERE a.datid = d.oid), \
     r.rolconnlimit::int8, d.datconnlimit::int8, r.rolsuper \
     FROM pg_catalog.pg_stat_activity a, pg_catalog.pg_roles r, pg_catalog.pg_database d \
     WHERE r.rolname = session_user AND d.datname = pg_catalog.current_database() \
     AND (a.backend_type = 'client backend' OR a.backend_type IS NULL AND a.datid IS NOT NULL) \
+    AND (a.backend_start IS NULL OR a.backend_start <= \
+    (SELECT backend_start FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))) \
     GROUP BY r.oid, r.rolconnlimit, r.rolsuper, d.oid, d.datconnlimit";
 
 /// Lock objects in the table that all share: not those that a backend keeps to itself.
