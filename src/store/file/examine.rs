@@ -108,7 +108,7 @@ fn look(path: &Path, identity: &str) -> Diagnosis {
     diagnosis.checks.push(of_directory(path));
     match directory::check_file_system(&place.tried) {
         Ok(()) => {
-            diagnosis.checks.push(Check::good(FILE_SYSTEM, "not one of those that other hosts mount too"))
+            diagnosis.checks.push(Check::good(FILE_SYSTEM, "not one of those that other hosts mount too"));
         }
         Err(error) => bad(&mut diagnosis, FILE_SYSTEM, error),
     }
