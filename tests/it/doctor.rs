@@ -413,6 +413,67 @@ async fn a_ttl_that_is_not_enforced_and_late_answers_are_told() {
     assert!(diagnosis.is_go());
 }
 
+/// C-07, F-31: a session that comes with the locks of an earlier client is not used, and they are left to it.
+#[tokio::test]
+async fn a_session_with_locks_of_an_earlier_client_is_no_go() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 20, "server_reset_query =");
+    let mut client = PgConnection::connect_with(&bouncer.options()).await.unwrap();
+    sqlx::raw_sql("SELECT pg_advisory_lock(42)").execute(&mut client).await.unwrap();
+    client.close().await.unwrap();
+    let diagnosis = diagnose(&bouncer.url(), &patient()).await;
+    assert_told(the(&diagnosis, "session"), Verdict::Bad, "locks of an earlier client", "DISCARD ALL");
+    assert_eq!(not_good(&diagnosis), ["session"]);
+    assert_eq!(cluster.admin().advisory_rows().len(), 1);
+    assert_program(&bouncer.url(), NOT_NOW);
+}
+
+/// C-07, D18: a notification that cannot be sent, since another commit holds the cluster's lock for them.
+#[tokio::test]
+async fn a_wake_up_that_cannot_be_sent_is_told() {
+    let cluster = Cluster::new();
+    cluster.admin().sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    cluster.admin().sql("SELECT pg_reload_conf()");
+    let mut stuck = cluster.connect().await;
+    let stuck = tokio::spawn(async move {
+        sqlx::raw_sql("CREATE TABLE something (); NOTIFY something").execute(&mut stuck).await.unwrap();
+    });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    until("a stuck commit", || cluster.admin().one::<u32>(waits) == 1).await;
+    let diagnosis = diagnose(&url(&cluster), &patient()).await;
+    assert_told(the(&diagnosis, "wake-ups"), Verdict::Warning, "55P03", "waits for a replica");
+    assert_told(the(&diagnosis, "replication"), Verdict::Good, "commits wait for \"nobody\"", "");
+    assert_eq!(not_good(&diagnosis), ["wake-ups"]);
+    cluster.admin().sql("ALTER SYSTEM RESET synchronous_standby_names");
+    cluster.admin().sql("SELECT pg_reload_conf()");
+    stuck.await.unwrap();
+}
+
+/// C-07: dropped at whatever instant, it leaves nothing: directly, and through poolers of both kinds.
+#[tokio::test]
+async fn a_diagnosis_that_is_given_up_leaves_nothing() {
+    let cluster = Cluster::new();
+    let untouched = untouched(&cluster).await;
+    let shared = PgBouncer::with(&cluster, PoolMode::Transaction, 2, "");
+    let own = PgBouncer::with(&cluster, PoolMode::Session, 20, "");
+    let options = patient();
+    for url in [url(&cluster), shared.url(), own.url()] {
+        let since = now();
+        leasehold::diagnose(&url, &options).await.unwrap();
+        let whole = since.elapsed();
+        let mut given_up = 0;
+        for n in 0..20 {
+            let diagnosis = leasehold::diagnose(&url, &options);
+            given_up += u32::from(tokio::time::timeout(whole * n / 20, diagnosis).await.is_err());
+        }
+        println!("{given_up} of 20 were given up, of {whole:?} each");
+        assert!(given_up > 5, "{given_up}");
+    }
+    until("no session is left", || cluster.admin().backends("leasehold/%").is_empty()).await;
+    until("no lock is left", || cluster.admin().advisory_rows().is_empty()).await;
+    assert_nothing_is_left(&cluster, &shared, 2, &untouched).await;
+}
+
 /// C-07: TLS that was verified, or not.
 #[cfg(feature = "tls")]
 #[tokio::test]
