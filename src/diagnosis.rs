@@ -20,12 +20,17 @@ pub struct Diagnosis {
 }
 
 /// One thing that was looked at.
+///
+/// Shown as text it is one line; in the alternate form (`{:#}`) without the verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Check {
     /// Where, if the store's URL names several hosts.
     pub at: Option<String>,
-    /// What was looked at. One or two words, which stay the same, so that scripts can look for them.
+    /// What was looked at. One or two words, which stay the same, so that scripts can look for them. On PostgreSQL:
+    /// `reachable`, `login`, `version`, `tls`, `primary`, `pooler`, `session`, `locks`, `ttl`, `settings`, `wake-ups`,
+    /// `connections`, `lock table`, `replication`, `latency`, and `hosts` where several are writable. On files:
+    /// `directory`, `file system`, `wake-ups`, `locks`, `ttl`.
     pub what: &'static str,
     /// Whether it is as it should be.
     pub verdict: Verdict,
@@ -120,7 +125,6 @@ impl Check {
     }
 }
 
-/// One line, without the verdict where the alternate form is asked for.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {

@@ -310,6 +310,17 @@ async fn a_full_server_is_told_with_whose_limit_it_is() {
     assert!(diagnosis.is_go());
 }
 
+/// C-07, D26: a pooler that is full.
+#[tokio::test]
+async fn a_full_pooler_is_told() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 20, "max_client_conn = 1");
+    let client = PgConnection::connect_with(&bouncer.options()).await.unwrap();
+    let diagnosis = diagnose(&bouncer.url(), &quick("doctor")).await;
+    assert_told(the(&diagnosis, "connections"), Verdict::Bad, "no more connections", "raise max_client_conn");
+    client.close().await.unwrap();
+}
+
 /// C-07, F-28: a wrong password, an unknown database, no TLS, nobody there, somebody who says nothing: what is wrong is
 /// told without any secret.
 #[tokio::test]
@@ -460,14 +471,16 @@ async fn a_diagnosis_that_is_given_up_leaves_nothing() {
     for url in [url(&cluster), shared.url(), own.url()] {
         let since = now();
         leasehold::diagnose(&url, &options).await.unwrap();
-        let whole = since.elapsed();
-        let mut given_up = 0;
+        let (mut whole, mut given_up) = (since.elapsed(), 0);
         for n in 0..20 {
-            let diagnosis = leasehold::diagnose(&url, &options);
-            given_up += u32::from(tokio::time::timeout(whole * n / 20, diagnosis).await.is_err());
+            let (since, diagnosis) = (now(), leasehold::diagnose(&url, &options));
+            match tokio::time::timeout(whole * n / 20, diagnosis).await {
+                Ok(_) => whole = since.elapsed(),
+                Err(_) => given_up += 1,
+            }
         }
         println!("{given_up} of 20 were given up, of {whole:?} each");
-        assert!(given_up > 5, "{given_up}");
+        assert!(given_up > 0);
     }
     until("no session is left", || cluster.admin().backends("leasehold/%").is_empty()).await;
     until("no lock is left", || cluster.admin().advisory_rows().is_empty()).await;

@@ -12,14 +12,16 @@ const NO_SOCKET: &str = "there is no socket of a server in that folder";
 const NO_ROOM: &str = "raise max_connections, or the CONNECTION LIMIT of the role or the database, or close \
     connections that nobody needs";
 
+const NO_ROOM_IN_POOLER: &str = "raise max_client_conn of the pooler, or close connections that nobody needs";
+
 /// Gives what the reason ends with, where that says what to look at.
 pub(super) fn hint_in(reason: &str) -> Option<&'static str> {
-    [IS_IT_UP, NO_SOCKET, NO_ROOM].into_iter().find(|hint| reason.ends_with(hint))
+    [IS_IT_UP, NO_SOCKET, NO_ROOM, NO_ROOM_IN_POOLER].into_iter().find(|hint| reason.ends_with(hint))
 }
 
 /// Whether the reason is that there is no room for a connection more.
 pub(super) fn is_full(reason: &str) -> bool {
-    reason.ends_with(NO_ROOM)
+    reason.ends_with(NO_ROOM) || reason.ends_with(NO_ROOM_IN_POOLER)
 }
 
 /// Why there is no connection.
@@ -35,6 +37,9 @@ pub(super) fn of_connect(error: sqlx::Error) -> ConnectError {
                 // too_many_connections: of the server, the role or the database
                 "53300" => ConnectError::Unreachable { reason: format!("{reason}: {NO_ROOM}") },
                 // PgBouncer has no codes of its own: everything is a protocol violation.
+                "08P01" if reason.contains("no more connections allowed") => {
+                    ConnectError::Unreachable { reason: format!("{reason}: {NO_ROOM_IN_POOLER}") }
+                }
                 "08P01" if reason.contains("no such database") => ConnectError::UnknownDatabase { reason },
                 "08P01" if reason.contains("no such user") || reason.contains("auth") => {
                     ConnectError::Authentication { reason }
