@@ -91,6 +91,22 @@ pub enum UrlError {
     FilePath,
 }
 
+/// What to change, where that is the same whatever the details.
+mod remedy {
+    pub(super) const LOGIN: &str =
+        "check the user, the password, pg_hba.conf, and that the user may connect to the database";
+    pub(super) const DATABASE: &str = "create it, or correct its name in the URL";
+    pub(super) const TLS: &str = "check the server's certificate, the sslmode and sslrootcert of the URL, and leasehold's feature \"tls\"";
+    pub(super) const POOLER: &str = "connect to the server itself, or to a pool with pool_mode = session";
+    pub(super) const USED_SESSION: &str = "connect to the server itself, or make the pooler reset its connections \
+        (PgBouncer: server_reset_query = DISCARD ALL)";
+    pub(super) const SECOND_CONNECTION: &str =
+        "leave room for one, or set trust_affinity where there is certainly no pooler in transaction mode";
+    pub(super) const REPLICA: &str = "connect to the primary, such as by a host name that follows it";
+    pub(super) const UNSUPPORTED: &str = "use a PostgreSQL server";
+    pub(super) const LOCAL_DISK: &str = "use a directory on a local disk";
+}
+
 /// Why a session with the store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -108,25 +124,19 @@ pub enum ConnectError {
         reason: String,
     },
     /// The server refused the login, or what the login may do.
-    #[error(
-        "the server refused the login ({reason}): check the user, the password, pg_hba.conf, and that the user may \
-         connect to the database"
-    )]
+    #[error("the server refused the login ({reason}): {}", remedy::LOGIN)]
     Authentication {
         /// What the server said.
         reason: String,
     },
     /// The database does not exist.
-    #[error("the server does not know the database ({reason}): create it, or correct its name in the URL")]
+    #[error("the server does not know the database ({reason}): {}", remedy::DATABASE)]
     UnknownDatabase {
         /// What the server said.
         reason: String,
     },
     /// The connection could not be encrypted as the URL demands.
-    #[error(
-        "no TLS connection to the server: {reason}: check the server's certificate, the sslmode and sslrootcert of the \
-         URL, and leasehold's feature \"tls\""
-    )]
+    #[error("no TLS connection to the server: {reason}: {}", remedy::TLS)]
     Tls {
         /// What went wrong.
         reason: String,
@@ -134,30 +144,27 @@ pub enum ConnectError {
     /// A pooler in transaction or statement mode stands before the server: a lock would stay on a connection that
     /// others use next.
     #[error(
-        "a pooler that shares server connections between statements stands before the server ({evidence}): connect \
-         to the server itself, or to a pool with pool_mode = session"
+        "a pooler that shares server connections between statements stands before the server ({evidence}): {}",
+        remedy::POOLER
     )]
     Pooler {
         /// What gave it away.
         evidence: String,
     },
     /// The session came with locks that somebody took before.
-    #[error(
-        "the session came with advisory locks of an earlier client: connect to the server itself, or make the pooler \
-         reset its connections (PgBouncer: server_reset_query = DISCARD ALL)"
-    )]
+    #[error("the session came with advisory locks of an earlier client: {}", remedy::USED_SESSION)]
     UsedSession,
     /// Whether a pooler stands before the server could not be told.
     #[error(
-        "a second connection, which tells whether a pooler stands before the server, could not be had ({reason}): \
-         leave room for one, or set trust_affinity where there is certainly no pooler in transaction mode"
+        "a second connection, which tells whether a pooler stands before the server, could not be had ({reason}): {}",
+        remedy::SECOND_CONNECTION
     )]
     NoSecondConnection {
         /// What went wrong.
         reason: String,
     },
     /// The server is a read replica: it grants locks that the primary knows nothing of.
-    #[error("the server is a read replica: connect to the primary, such as by a host name that follows it")]
+    #[error("the server is a read replica: {}", remedy::REPLICA)]
     Replica,
     /// None of the hosts that the URL names can be used.
     #[error("none of the hosts can be used: {}", listed(.tried))]
@@ -166,7 +173,7 @@ pub enum ConnectError {
         tried: Vec<(String, ConnectError)>,
     },
     /// The server does not have the lock functions of PostgreSQL, or has them do nothing.
-    #[error("the server's advisory locks cannot be relied upon ({reason}): use a PostgreSQL server")]
+    #[error("the server's advisory locks cannot be relied upon ({reason}): {}", remedy::UNSUPPORTED)]
     Unsupported {
         /// What gave it away.
         reason: String,
@@ -182,7 +189,7 @@ pub enum ConnectError {
         source: Source,
     },
     /// The directory of the file store lies on a file system whose locks cannot be trusted.
-    #[error("{} lies on {file_system}, whose locks leasehold does not trust: use a directory on a local disk", path.display())]
+    #[error("{} lies on {file_system}, whose locks leasehold does not trust: {}", path.display(), remedy::LOCAL_DISK)]
     NetworkFileSystem {
         /// The directory.
         path: PathBuf,
@@ -192,6 +199,24 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Gives what to change, where the text of the error ends with that.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        Some(match self {
+            Self::Authentication { .. } => remedy::LOGIN,
+            Self::UnknownDatabase { .. } => remedy::DATABASE,
+            Self::Tls { .. } => remedy::TLS,
+            Self::Pooler { .. } => remedy::POOLER,
+            Self::UsedSession => remedy::USED_SESSION,
+            Self::NoSecondConnection { .. } => remedy::SECOND_CONNECTION,
+            Self::Replica => remedy::REPLICA,
+            Self::Unsupported { .. } => remedy::UNSUPPORTED,
+            Self::Directory { remedy, .. } => remedy,
+            Self::NetworkFileSystem { .. } => remedy::LOCAL_DISK,
+            // What is to be done depends on the reason, which says it where it is known.
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::NoHost { .. } => return None,
+        })
+    }
+
     /// Tells whether trying again cannot help: what stands at the other end must not be used.
     ///
     /// Then a run ends with [`RunError::Refused`]. All else may mend itself while a run waits: servers start late,

@@ -41,6 +41,7 @@
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
 //! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
+//! * [`diagnose`] and [`Diagnosis`]: whether a store can be relied upon, and what to change.
 //! * [`State`] and [`StateWatch`], [`Reason`], [`LossCause`]: what is going on, and why.
 //!
 //! # What holds
@@ -72,6 +73,8 @@
 
 mod candidate;
 mod clock;
+mod diagnosis;
+mod doctor;
 mod driver;
 mod error;
 mod health;
@@ -87,6 +90,8 @@ mod store;
 mod watch;
 
 pub use candidate::Candidate;
+pub use diagnosis::{Check, Diagnosis, Verdict};
+pub use doctor::diagnose;
 pub use driver::term::{Reason, State};
 pub use error::{ConnectError, Error, LossCause, RunError, UrlError};
 pub use health::{Health, Trouble};

@@ -20,15 +20,15 @@ use crate::clock;
 use crate::driver::Driver;
 use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Report, Request};
 use crate::driver::term::{Shown, State, Term};
-use crate::error::{Error, RunError, UrlError};
+use crate::error::{Error, RunError};
 use crate::health::{Health, INTERVALS_WITHOUT_AN_ANSWER, Trouble};
 use crate::lease::Lease;
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
-use crate::store::file::{FileStore, directory_of_url};
+use crate::store::file::FileStore;
 #[cfg(feature = "postgres")]
-use crate::store::postgres::{PgStore, targets_of_url};
-use crate::store::{Message, Store};
+use crate::store::postgres::PgStore;
+use crate::store::{Location, Message, Store};
 use crate::watch::StateWatch;
 
 /// One process's session with the store that everybody shares.
@@ -117,22 +117,13 @@ impl Locker {
     ///
     /// [`Error::Options`] and [`Error::Url`] for what cannot be used; [`Error::Connect`] for a directory that cannot.
     pub fn at(url: &str, options: Options) -> Result<Self, Error> {
-        let (scheme, _) = url.split_once(':').ok_or(UrlError::NoScheme)?;
-        match scheme.to_ascii_lowercase().as_str() {
-            "file" => Self::file(directory_of_url(url)?, options),
+        match Location::of_url(url)? {
+            Location::Directory(dir) => Self::file(dir, options),
             #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => {
-                let targets = targets_of_url(url)?;
+            Location::Postgres(targets) => {
                 options.validate()?;
                 Self::on_thread(PgStore::new(&targets, &options), options)
             }
-            #[cfg(not(feature = "postgres"))]
-            "postgres" | "postgresql" => {
-                Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "postgres" }.into())
-            }
-            // What stands before the first colon of something that is no URL may be a secret, or a drive letter.
-            _ if !is_scheme(scheme) => Err(UrlError::NoScheme.into()),
-            _ => Err(UrlError::UnknownScheme { scheme: scheme.to_owned() }.into()),
         }
     }
 
@@ -298,12 +289,7 @@ impl Locker {
     #[must_use]
     pub fn bounds(&self) -> Bounds {
         let report = self.inner.report.borrow();
-        let mut bounds = self.inner.options.bounds();
-        if !report.enforcement.frees_silent_holders {
-            bounds.vacancy_silent = None;
-        }
-        bounds.shortfalls.clone_from(&report.shortfalls);
-        bounds
+        report.enforcement.bounds(&self.inner.options, report.shortfalls.clone())
     }
 
     /// Tells when the store last answered anything, on the clock of tokio. `None` before the first answer.
@@ -426,13 +412,6 @@ impl fmt::Debug for Locker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker").field("identity", &self.identity()).finish_non_exhaustive()
     }
-}
-
-/// RFC 3986, section 3.1. A scheme of one letter is a drive of Windows.
-fn is_scheme(text: &str) -> bool {
-    text.len() > 1
-        && text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
 impl Entry {

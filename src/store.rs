@@ -14,8 +14,41 @@ mod text;
 use std::future::Future;
 use std::time::Duration;
 
-use crate::error::{ConnectError, LossCause};
+use crate::error::{ConnectError, LossCause, UrlError};
 use crate::name::{Key, Name};
+use crate::options::{Bounds, Options};
+
+/// Which store a URL means.
+pub(crate) enum Location {
+    Directory(std::path::PathBuf),
+    #[cfg(feature = "postgres")]
+    Postgres(Vec<sqlx::postgres::PgConnectOptions>),
+}
+
+impl Location {
+    pub(crate) fn of_url(url: &str) -> Result<Self, UrlError> {
+        let (scheme, _) = url.split_once(':').ok_or(UrlError::NoScheme)?;
+        match scheme.to_ascii_lowercase().as_str() {
+            "file" => Ok(Self::Directory(file::directory_of_url(url)?)),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Ok(Self::Postgres(postgres::targets_of_url(url)?)),
+            #[cfg(not(feature = "postgres"))]
+            "postgres" | "postgresql" => {
+                Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "postgres" })
+            }
+            // What stands before the first colon of something that is no URL may be a secret, or a drive letter.
+            _ if !is_scheme(scheme) => Err(UrlError::NoScheme),
+            _ => Err(UrlError::UnknownScheme { scheme: scheme.to_owned() }),
+        }
+    }
+}
+
+/// RFC 3986, section 3.1. A scheme of one letter is a drive of Windows.
+fn is_scheme(text: &str) -> bool {
+    text.len() > 1
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
 
 /// What a store does of its own, beyond arbitrating: what the guarantees rest on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +58,18 @@ pub(crate) struct Enforcement {
     /// Any statement that it answers restarts the clock of every lease of the session. Where not, only a heartbeat
     /// does, and the grant itself.
     pub(crate) any_answer_renews: bool,
+}
+
+impl Enforcement {
+    /// What the options promise, less what is not enforced.
+    pub(crate) fn bounds(self, options: &Options, shortfalls: Vec<String>) -> Bounds {
+        let mut bounds = options.bounds();
+        if !self.frees_silent_holders {
+            bounds.vacancy_silent = None;
+        }
+        bounds.shortfalls = shortfalls;
+        bounds
+    }
 }
 
 /// Whether others may hold the key at the same time.

@@ -12,6 +12,7 @@
 
 mod directory;
 mod disk;
+mod examine;
 mod locks;
 #[cfg_attr(not(unix), path = "file/no_peers.rs")]
 mod peers;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::directory::Directory;
 use self::disk::Disk;
+pub(crate) use self::examine::examine;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};

@@ -9,6 +9,7 @@
 //! | `setup` | the session's settings, by SET and read back |
 //! | `statements` | the SQL |
 //! | `session` | the seam's `Session`: what it holds, what it waits for, how it is reconciled after an error |
+//! | `examine` | all of that one by one, and what else matters, for `diagnose` |
 //! | `refusal` | what the server says, as our errors |
 //!
 //! A lock belongs to its session: the server frees it when the session ends, for whatever reason. Everything follows
@@ -17,6 +18,7 @@
 
 mod affinity;
 mod checks;
+mod examine;
 mod link;
 mod refusal;
 mod session;
@@ -31,6 +33,7 @@ use std::time::Duration;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
+pub(crate) use self::examine::examine;
 use self::link::Link;
 use self::session::PgSession;
 pub(crate) use self::url::targets_of_url;
@@ -105,9 +108,10 @@ impl Target {
             let second = (!knows_affinity).then_some(&self.options);
             let backend = checks::look(&mut link, second, limit, config).await?;
             self.has_affinity.store(true, Ordering::Relaxed);
-            let on_unix_socket = link::unix_socket(&self.options).is_some();
-            let in_force = setup::apply(&mut link, &backend, on_unix_socket, config).await?;
+            let in_force = setup::apply(&mut link, config).await?;
+            in_force.warn(&backend, config);
             link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
+            let in_force = (in_force.enforcement, in_force.shortfalls());
             Ok(PgSession::new(link, backend, in_force, Arc::clone(&self.has_affinity)))
         };
         let connected = tokio::time::timeout(limit, connecting).await;

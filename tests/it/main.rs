@@ -13,6 +13,8 @@ mod blocking;
 mod command_run;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_status;
+#[cfg(all(unix, feature = "cli", feature = "postgres"))]
+mod doctor;
 mod endings;
 mod figures;
 mod handover;

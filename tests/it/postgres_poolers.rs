@@ -47,7 +47,7 @@ async fn inspect(bouncer: &PgBouncer, connections: usize) -> BTreeMap<i32, Strin
 }
 
 /// What is on a server connection that nothing was left on.
-async fn untouched(cluster: &Cluster) -> String {
+pub(crate) async fn untouched(cluster: &Cluster) -> String {
     let bouncer = PgBouncer::with(cluster, PoolMode::Transaction, 1, "");
     let state = inspect(&bouncer, 1).await.into_values().next().unwrap();
     assert!(state.ends_with("0 channels, 0 prepared statements, 0 cursors, 0 locks"), "{state}");
@@ -55,7 +55,12 @@ async fn untouched(cluster: &Cluster) -> String {
 }
 
 /// Asserts that no server connection of a pool differs from one that nothing was left on.
-async fn assert_nothing_is_left(cluster: &Cluster, bouncer: &PgBouncer, connections: u32, untouched: &str) {
+pub(crate) async fn assert_nothing_is_left(
+    cluster: &Cluster,
+    bouncer: &PgBouncer,
+    connections: u32,
+    untouched: &str,
+) {
     for state in inspect(bouncer, connections as usize).await.values() {
         let left: Vec<_> =
             state.lines().zip(untouched.lines()).filter(|(found, clean)| found != clean).collect();

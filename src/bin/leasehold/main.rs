@@ -3,6 +3,7 @@
 //! One file a subcommand. What a subcommand knows of leases, it knows from the library.
 
 mod common;
+mod doctor;
 mod exit;
 mod key;
 mod log;
@@ -62,6 +63,8 @@ enum Command {
     Status(status::Arguments),
     /// Asks the leader of a name to hand over.
     StepDown(step_down::Arguments),
+    /// Tells whether the store can be used, and what to change.
+    Doctor(doctor::Arguments),
     /// Prints the number that a name stands for, and the SQL that shows who holds it.
     Key(key::Arguments),
 }
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Command::Exec { command } => Ok(ExitCode::from(run::command::exec(&command))),
         Command::Status(arguments) => status::main(&common, &arguments),
         Command::StepDown(arguments) => step_down::main(&common, &arguments),
+        Command::Doctor(arguments) => doctor::main(&common, &arguments),
         Command::Key(arguments) => key::main(&arguments),
     };
     match outcome {

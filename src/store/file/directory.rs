@@ -1,6 +1,6 @@
 //! The directory of the file store: whether locks in it can be trusted.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub(super) const PEERS: &str = "peers";
 pub(super) fn prepare(path: &Path) -> Result<(), ConnectError> {
     let peers = path.join(PEERS);
     let missing: Vec<&Path> = peers.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
-    try_out(path, &peers).inspect_err(|_| {
+    try_out(path).inspect_err(|_| {
         // Deepest first. One that somebody has put something into meanwhile stays.
         for made in missing {
             let _ = fs::remove_dir(made);
@@ -23,7 +23,15 @@ pub(super) fn prepare(path: &Path) -> Result<(), ConnectError> {
     })
 }
 
-fn try_out(path: &Path, peers: &Path) -> Result<(), ConnectError> {
+fn try_out(path: &Path) -> Result<(), ConnectError> {
+    make(path)?;
+    check_file_system(path)?;
+    make_peers_in(path)?;
+    try_a_lock(path)
+}
+
+/// Makes the directory where it is missing.
+pub(super) fn make(path: &Path) -> Result<(), ConnectError> {
     let mut private = DirBuilder::new();
     private.recursive(true);
     #[cfg(unix)]
@@ -31,12 +39,13 @@ fn try_out(path: &Path, peers: &Path) -> Result<(), ConnectError> {
     private.create(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => refused_with(path, "no directory can be made there: choose another", error),
         _ => refused(path, error),
-    })?;
-    check_file_system(path)?;
-    if cfg!(unix) {
-        make_peers(peers).map_err(|error| refused(peers, error))?;
-    }
-    try_a_lock(path).map_err(|error| refused(path, error))
+    })
+}
+
+/// Makes the sub-directory of the sockets, where there are such sockets.
+pub(super) fn make_peers_in(path: &Path) -> Result<(), ConnectError> {
+    let peers = path.join(PEERS);
+    if cfg!(unix) { make_peers(&peers).map_err(|error| refused(&peers, error)) } else { Ok(()) }
 }
 
 /// Makes the sub-directory of the sockets. The directory above guards it, so the umask may decide who shares it.
@@ -47,13 +56,29 @@ pub(super) fn make_peers(peers: &Path) -> io::Result<()> {
     }
 }
 
-fn try_a_lock(path: &Path) -> io::Result<()> {
+/// Takes a lock on a file that is opened twice: one has it, the other does not, and gets it afterwards.
+pub(super) fn try_a_lock(path: &Path) -> Result<(), ConnectError> {
     let probe = path.join(format!("probe-{:016x}.tmp", random()));
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&probe)?;
-    let locked = file.try_lock().map_err(io::Error::from);
-    drop(file);
-    fs::remove_file(&probe)?;
-    locked
+    let locked = lock_in_turns(&probe);
+    // Where it could not be made there is nothing to remove.
+    let removed = fs::remove_file(&probe);
+    locked.and(removed).map_err(|error| refused(path, error))
+}
+
+fn lock_in_turns(probe: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let one = options.clone().create_new(true).open(probe)?;
+    let other = options.open(probe)?;
+    one.try_lock()?;
+    match other.try_lock() {
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+        // What grants a lock twice has none.
+        Ok(()) => return Err(ErrorKind::Unsupported.into()),
+    }
+    one.unlock()?;
+    other.try_lock().map_err(io::Error::from)
 }
 
 /// A number for a name that nobody else has or will have.
@@ -161,7 +186,7 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
 }
 
 /// Refuses file systems that others mount too: their locks may be lost unnoticed, or not reach the other hosts.
-fn check_file_system(path: &Path) -> Result<(), ConnectError> {
+pub(super) fn check_file_system(path: &Path) -> Result<(), ConnectError> {
     match network_file_system(path).map_err(|error| refused(path, error))? {
         None => Ok(()),
         Some(file_system) => Err(ConnectError::NetworkFileSystem { path: path.to_owned(), file_system }),

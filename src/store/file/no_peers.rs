@@ -24,6 +24,10 @@ pub(super) fn open(_: &Path, _: &str) -> io::Result<(Outbox, Inbox<Idle>)> {
     Ok((Outbox, Inbox(PhantomData)))
 }
 
+pub(super) fn try_out(_: &Path, _: &str) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 #[expect(clippy::unused_self, reason = "the interface of the other platforms")]
 impl Outbox {
     pub(super) fn renew(&mut self, _: &str) -> Option<Inbox<Idle>> {

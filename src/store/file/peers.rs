@@ -58,6 +58,17 @@ pub(super) fn open(directory: &Path, identity: &str) -> io::Result<(Outbox, Inbo
     Ok((outbox, Inbox::new(socket)))
 }
 
+/// Sends a datagram to a socket made for it, as sessions do to each other's.
+pub(super) fn try_out(directory: &Path, identity: &str) -> io::Result<()> {
+    let mut outbox = Outbox::new(directory.join(directory::PEERS), UnixDatagram::unbound()?);
+    let socket = outbox.bind(identity)?;
+    if let Some(own) = &outbox.own {
+        outbox.sender.send_to(b"freed", outbox.address.join(own))?;
+    }
+    // What was sent is there: it need not be waited for.
+    socket.recv(&mut [0; 8]).map(drop)
+}
+
 /// Sends to the other sessions. Dropped, it removes the name of the own session's socket.
 #[derive(Debug)]
 pub(super) struct Outbox {

@@ -53,6 +53,14 @@ impl Lock {
 }
 
 impl Look {
+    pub(super) fn of_a_primary(&self) -> Result<(), ConnectError> {
+        if self.is_in_recovery { Err(ConnectError::Replica) } else { Ok(()) }
+    }
+
+    pub(super) fn of_an_unused_session(&self) -> Result<(), ConnectError> {
+        if self.locks.is_empty() { Ok(()) } else { Err(ConnectError::UsedSession) }
+    }
+
     /// # Errors
     ///
     /// Where the rows are not what was asked for.
@@ -82,24 +90,41 @@ pub(super) async fn look(
     limit: Duration,
     config: &Config,
 ) -> Result<Backend, ConnectError> {
-    let rows = link.fetch(statements::LOOK.to_owned()).await.map_err(refusal::of_statement)?;
-    let Look { backend, is_in_recovery, locks } = Look::read(&rows).map_err(refusal::of_statement)?;
-    if is_in_recovery {
-        return Err(ConnectError::Replica);
-    }
+    let look = see(link).await?;
+    look.of_a_primary()?;
     if let Some(target) = second {
-        // Short of the limit of it all, so that the reason is told.
-        affinity::check(link, &backend, target, limit / 4).await?;
+        stays(link, &look.backend, target, limit).await?;
     }
-    if !locks.is_empty() {
-        return Err(ConnectError::UsedSession);
-    }
+    look.of_an_unused_session()?;
+    try_a_lock(link, config).await?;
+    Ok(look.backend)
+}
+
+/// The first statement of a session.
+pub(super) async fn see(link: &mut Link) -> Result<Look, ConnectError> {
+    let rows = link.fetch(statements::LOOK.to_owned()).await.map_err(refusal::of_statement)?;
+    Look::read(&rows).map_err(refusal::of_statement)
+}
+
+/// Whether the session stays with one backend.
+pub(super) async fn stays(
+    link: &mut Link,
+    backend: &Backend,
+    target: &PgConnectOptions,
+    limit: Duration,
+) -> Result<(), ConnectError> {
+    // Short of the limit of it all, so that the reason is told.
+    affinity::check(link, backend, target, limit / 4).await
+}
+
+/// Takes a lock for a moment: whether the server's locks are real.
+pub(super) async fn try_a_lock(link: &mut Link, config: &Config) -> Result<(), ConnectError> {
     let probe = Key::of(Kind::Lock, &format!("probe of {} {:016x}", config.identity, random()));
     let rows = link.fetch(statements::probe(probe)).await.map_err(refusal::of_statement)?;
     let counted: Result<Vec<i64>, _> = rows.iter().map(|row| row.try_get(0)).collect();
     let counted = counted.map_err(refusal::of_statement)?;
     if counted == statements::PROBED {
-        Ok(backend)
+        Ok(())
     } else if counted.contains(&-1) {
         Err(unsupported("a lock that nobody held was refused, or one that was held could not be given back"))
     } else {
@@ -111,6 +136,6 @@ fn unsupported(reason: &str) -> ConnectError {
     ConnectError::Unsupported { reason: reason.to_owned() }
 }
 
-fn random() -> u64 {
+pub(super) fn random() -> u64 {
     rand::make_rng::<rand::rngs::StdRng>().random()
 }

@@ -97,6 +97,11 @@ impl Link {
         }
     }
 
+    /// It is of no use any more.
+    pub(super) const fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     fn live(&mut self) -> Result<&mut PgListener, sqlx::Error> {
         self.listener.as_mut().filter(|_| !self.is_over).ok_or(sqlx::Error::PoolClosed)
     }

@@ -7,6 +7,23 @@ use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use crate::error::{ConnectError, LossCause};
 
+const IS_IT_UP: &str = "is the server up, and are host and port right?";
+const NO_SOCKET: &str = "there is no socket of a server in that folder";
+const NO_ROOM: &str = "raise max_connections, or the CONNECTION LIMIT of the role or the database, or close \
+    connections that nobody needs";
+
+const NO_ROOM_IN_POOLER: &str = "raise max_client_conn of the pooler, or close connections that nobody needs";
+
+/// Gives what the reason ends with, where that says what to look at.
+pub(super) fn hint_in(reason: &str) -> Option<&'static str> {
+    [IS_IT_UP, NO_SOCKET, NO_ROOM, NO_ROOM_IN_POOLER].into_iter().find(|hint| reason.ends_with(hint))
+}
+
+/// Whether the reason is that there is no room for a connection more.
+pub(super) fn is_full(reason: &str) -> bool {
+    reason.ends_with(NO_ROOM) || reason.ends_with(NO_ROOM_IN_POOLER)
+}
+
 /// Why there is no connection.
 pub(super) fn of_connect(error: sqlx::Error) -> ConnectError {
     match error {
@@ -17,7 +34,12 @@ pub(super) fn of_connect(error: sqlx::Error) -> ConnectError {
                 "28000" | "28P01" | "42501" => ConnectError::Authentication { reason },
                 // invalid_catalog_name
                 "3D000" => ConnectError::UnknownDatabase { reason },
+                // too_many_connections: of the server, the role or the database
+                "53300" => ConnectError::Unreachable { reason: format!("{reason}: {NO_ROOM}") },
                 // PgBouncer has no codes of its own: everything is a protocol violation.
+                "08P01" if reason.contains("no more connections allowed") => {
+                    ConnectError::Unreachable { reason: format!("{reason}: {NO_ROOM_IN_POOLER}") }
+                }
                 "08P01" if reason.contains("no such database") => ConnectError::UnknownDatabase { reason },
                 "08P01" if reason.contains("no such user") || reason.contains("auth") => {
                     ConnectError::Authentication { reason }
@@ -125,9 +147,9 @@ fn parts(error: &dyn sqlx::error::DatabaseError) -> (String, String) {
 fn of_io(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => {
-            format!("{error}: is the server up, and are host and port right?")
+            format!("{error}: {IS_IT_UP}")
         }
-        io::ErrorKind::NotFound => format!("{error}: there is no socket of a server in that folder"),
+        io::ErrorKind::NotFound => format!("{error}: {NO_SOCKET}"),
         io::ErrorKind::UnexpectedEof => "the connection was closed by the other end".to_owned(),
         _ => error.to_string(),
     }

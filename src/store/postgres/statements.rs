@@ -312,6 +312,50 @@ pub(super) fn probe(key: Key) -> String {
         + &step("pg_advisory_unlock_shared", key)
 }
 
+/// What the server, the database and the role bring along: name, value, unit, and where it comes from.
+pub(super) const SETTINGS: &str = "\
+    SELECT name, setting, COALESCE(unit, ''), COALESCE(source, '') FROM pg_catalog.pg_settings WHERE name IN (\
+    'server_version', 'max_connections', 'superuser_reserved_connections', 'reserved_connections', \
+    'max_prepared_transactions', 'max_locks_per_transaction', 'synchronous_standby_names', 'synchronous_commit', \
+    'statement_timeout', 'lock_timeout', 'idle_session_timeout', 'idle_in_transaction_session_timeout', \
+    'transaction_timeout', 'default_transaction_read_only', 'default_transaction_isolation', \
+    'default_transaction_deferrable')";
+
+/// How the server's end of the connection is encrypted, if it is.
+pub(super) const TLS: &str = "\
+    SELECT version || ' with ' || cipher FROM pg_catalog.pg_stat_ssl WHERE ssl AND pid = pg_catalog.pg_backend_pid()";
+
+/// How old the server process is, in milliseconds.
+pub(super) const AGE: &str = "\
+    SELECT (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - backend_start) * 1000)::int8 \
+    FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())";
+
+/// Connections of clients: all, of the role, to the database; the limits of the two; and whether the role is a superuser.
+/// Of others' sessions the server tells this user little. Those that are younger do not count: they are our own second
+/// ones, which may take a moment to go.
+pub(super) const CONNECTIONS: &str = "\
+    SELECT count(*), count(*) FILTER (WHERE a.usesysid = r.oid), count(*) FILTER (WHERE a.datid = d.oid), \
+    r.rolconnlimit::int8, d.datconnlimit::int8, r.rolsuper \
+    FROM pg_catalog.pg_stat_activity a, pg_catalog.pg_roles r, pg_catalog.pg_database d \
+    WHERE r.rolname = session_user AND d.datname = pg_catalog.current_database() \
+    AND (a.backend_type = 'client backend' OR a.backend_type IS NULL AND a.datid IS NOT NULL) \
+    AND (a.backend_start IS NULL OR a.backend_start <= \
+    (SELECT backend_start FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))) \
+    GROUP BY r.oid, r.rolconnlimit, r.rolsuper, d.oid, d.datconnlimit";
+
+/// Lock objects in the table that all share: not those that a backend keeps to itself.
+pub(super) const LOCKS_IN_USE: &str = "\
+    SELECT count(*) FROM (SELECT DISTINCT locktype, database, relation, page, tuple, virtualxid, transactionid, \
+    classid, objid, objsubid FROM pg_catalog.pg_locks WHERE NOT fastpath) locks";
+
+/// Replicas that are connected.
+pub(super) const REPLICAS: &str = "SELECT count(*) FROM pg_catalog.pg_stat_replication";
+
+/// A word on the channel that is nothing to anybody else.
+pub(super) fn say(word: &str) -> String {
+    format!("SELECT pg_catalog.pg_notify('{CHANNEL}', '{word}')")
+}
+
 /// What [`probe`] counts where locks are what they are.
 pub(super) const PROBED: [i64; 5] = [1, 1, 0, 1, 0];
 
