@@ -195,7 +195,7 @@ impl<S: Store> Driver<S> {
                 return Served::Done;
             }
             match inbox.idle(session.event()).await {
-                Ok(Some(Event::Freed(key))) => inbox.machine.on_freed(key, clock::now()),
+                Ok(Some(Event::Freed(freed))) => inbox.machine.on_freed(freed, clock::now()),
                 Ok(Some(Event::Unregistered(key))) => inbox.machine.on_unregistered(key, clock::now()),
                 Ok(Some(Event::Message(message))) => inbox.machine.on_message(message, clock::now()),
                 Ok(Some(Event::Closed(cause))) | Err(cause) => break cause,

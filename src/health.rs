@@ -7,9 +7,13 @@ use tokio::time::Instant;
 
 use crate::clock;
 use crate::name::Name;
+use crate::options::Options;
 
-/// How many retry intervals a candidate may go without an answer of the store before that is a trouble.
-pub(crate) const INTERVALS_WITHOUT_AN_ANSWER: u32 = 3;
+/// How long a candidate may go without an answer of the store before that is a trouble: three retry intervals, and no
+/// shorter than any one answer may take.
+pub(crate) fn patience(options: &Options) -> Duration {
+    options.retry_interval.saturating_mul(3).max(options.query_timeout)
+}
 
 /// What is wrong with a Locker at an instant: [`Locker::health`](crate::Locker::health).
 ///
@@ -28,7 +32,7 @@ pub struct Health {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// The job of this name still runs though the deadline of its lease has passed: it has to stop, and somebody else
+    /// The job of this name has not ended though the deadline of its lease has passed: it has to stop, and somebody else
     /// may lead soon.
     PastDeadline {
         /// The name.
@@ -44,7 +48,9 @@ pub enum Trouble {
         /// When the grace was over.
         since: Instant,
     },
-    /// A candidate asks, and the store has answered nothing for three retry intervals.
+    /// A candidate asks, and the store has answered nothing for three retry intervals, or for the query timeout if that is
+    /// longer. Where it is the store that is away, a new process mends nothing: leave this one out of what decides on a
+    /// restart.
     Unanswered {
         /// The last answer, or when the candidate began to ask if that was later.
         since: Instant,
@@ -79,7 +85,7 @@ impl fmt::Display for Trouble {
         };
         match self {
             Self::PastDeadline { name, since } => {
-                write!(f, "the job of {name:?} runs on, {} past its deadline", ago(since))
+                write!(f, "the job of {name:?} has not ended, {} past its deadline", ago(since))
             }
             Self::Overrun { name, since } => {
                 write!(f, "the job of {name:?} blocks its thread, {} past its grace", ago(since))

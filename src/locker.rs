@@ -21,7 +21,7 @@ use crate::driver::Driver;
 use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Report, Request};
 use crate::driver::term::{Shown, State, Term};
 use crate::error::{Error, RunError};
-use crate::health::{Health, INTERVALS_WITHOUT_AN_ANSWER, Trouble};
+use crate::health::{self, Health, Trouble};
 use crate::lease::Lease;
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
@@ -303,7 +303,7 @@ impl Locker {
     /// Tells whether this Locker does what it is for. It never waits: not for the store, nor for a job.
     ///
     /// It is bad while a job runs past the deadline of its lease, while a job overruns its grace, and while a candidate
-    /// asks and the store has not answered for three retry intervals.
+    /// asks and the store has not answered for three retry intervals, or for the query timeout if that is longer.
     ///
     /// # Examples
     ///
@@ -324,12 +324,14 @@ impl Locker {
         if self.inner.requests.is_closed() && !self.inner.closing.is_cancelled() {
             health.troubles.push(Trouble::Driver);
         }
-        let patience = self.inner.options.retry_interval.saturating_mul(INTERVALS_WITHOUT_AN_ANSWER);
+        let patience = health::patience(&self.inner.options);
         let answered = self.last_answer();
         let mut unanswered: Option<Instant> = None;
         for (name, entry) in &*self.inner.names() {
             match &entry.run {
                 Run::Rests => {}
+                // It holds the lease, and waits for its takeover delay.
+                Run::Asks { .. } if entry.shown.borrow().state == State::Blocked => {}
                 Run::Asks { since } => {
                     let since = answered.map_or(*since, |answered| answered.max(*since));
                     if now.saturating_duration_since(since) >= patience {

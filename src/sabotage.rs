@@ -26,4 +26,10 @@ pub enum Sabotage {
         expect(dead_code, reason = "for stores with a server")
     )]
     NoServerTtl,
+    /// Two sessions that share a server process do not see each other.
+    #[cfg_attr(
+        not(any(test, feature = "testing", feature = "postgres")),
+        expect(dead_code, reason = "for stores with a server")
+    )]
+    NoMarker,
 }

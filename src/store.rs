@@ -114,10 +114,27 @@ pub(crate) enum Answer<H> {
     Failed(String),
 }
 
+/// A lease to be given back.
+#[derive(Clone, Debug)]
+pub(crate) struct Return<H> {
+    pub(crate) held: H,
+    /// No job runs under the name any more, and none that may still run is older than this lease. Not so where the lease
+    /// is given back before its job began: it may have waited for somebody who does not know yet that he has lost.
+    pub(crate) is_clean: bool,
+}
+
+/// A key was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Freed {
+    pub(crate) key: Key,
+    /// As in [`Return`].
+    pub(crate) is_clean: bool,
+}
+
 /// One batch of releases and attempts, done in one round trip, releases first.
 #[derive(Debug)]
 pub(crate) struct Exchange<H> {
-    pub(crate) releases: Vec<H>,
+    pub(crate) releases: Vec<Return<H>>,
     /// Keys that this session no longer waits for.
     pub(crate) withdrawals: Vec<Key>,
     pub(crate) asks: Vec<Ask>,
@@ -135,7 +152,7 @@ pub(crate) struct Exchanged<H> {
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A key that this session waits for was released.
-    Freed(Key),
+    Freed(Freed),
     /// The store no longer pushes releases of this key here; one may have been missed.
     #[cfg_attr(
         not(feature = "postgres"),

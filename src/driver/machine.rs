@@ -28,7 +28,7 @@ use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
-use crate::store::{Ask, Enforcement, Exchange, Mode, Presence};
+use crate::store::{Ask, Enforcement, Exchange, Freed, Mode, Presence, Return};
 
 pub(crate) struct Machine<H> {
     options: Arc<Options>,
@@ -155,9 +155,10 @@ impl<H: Clone> Machine<H> {
     fn vacate(&mut self, id: Id, now: Instant, for_good: bool) {
         let Some(candidate) = self.candidates.get_mut(&id) else { return };
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
-            Phase::Held { held, term, .. } => {
+            Phase::Held { held, term, start_at, .. } => {
                 term.finish(now);
-                self.releases.push(Release::new(held, &candidate.place, &term, None));
+                let release = Release::new(held, &candidate.place, &term, None);
+                self.releases.push(if start_at.is_some() { release.unused() } else { release });
             }
             Phase::Waiting(waiting) if waiting.registered => self.withdrawals.push(candidate.place.key),
             Phase::Resting | Phase::Waiting(_) | Phase::Lost { .. } => {}
@@ -192,7 +193,7 @@ impl<H: Clone> Machine<H> {
         if start_at.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
             present.finish(now);
-            self.releases.push(Release::new(held.clone(), &candidate.place, &present, None));
+            self.releases.push(Release::new(held.clone(), &candidate.place, &present, None).unused());
             candidate.place.show(State::Standby);
             candidate.phase = Phase::Waiting(Waiting::from(now + wait));
             return;
@@ -455,7 +456,10 @@ impl<H: Clone> Machine<H> {
         let releases = std::mem::take(&mut self.releases);
         self.is_releasing = !releases.is_empty();
         let exchange = Exchange {
-            releases: releases.iter().map(|release| release.held.clone()).collect(),
+            releases: releases
+                .iter()
+                .map(|Release { held, is_clean, .. }| Return { held: held.clone(), is_clean: *is_clean })
+                .collect(),
             withdrawals: std::mem::take(&mut self.withdrawals),
             asks,
         };
@@ -463,10 +467,10 @@ impl<H: Clone> Machine<H> {
     }
 
     /// A key was released by somebody: ask at once, and once more if a question is on its way.
-    pub(crate) fn on_freed(&mut self, key: Key, now: Instant) {
-        for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
+    pub(crate) fn on_freed(&mut self, freed: Freed, now: Instant) {
+        for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == freed.key) {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
-                waiting.freed = true;
+                waiting.freed = freed.is_clean;
                 waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
             }
         }

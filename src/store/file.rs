@@ -205,7 +205,7 @@ impl Session for FileSession {
         let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
             locks.check_directory()?;
             let mut freed = Vec::new();
-            let released = giving_back.iter().map(|held| locks.release(*held, &mut freed)).collect();
+            let released = giving_back.iter().map(|lease| locks.release(lease, &mut freed)).collect();
             shared.outbox().freed(&freed);
             let mut answers = Vec::with_capacity(asks.len());
             for ask in &asks {
@@ -287,7 +287,7 @@ impl Session for FileSession {
         }
         while let Some(event) = self.events.pop_front() {
             match event {
-                Event::Freed(key) if !self.waiting.contains(&key) => {}
+                Event::Freed(freed) if !self.waiting.contains(&freed.key) => {}
                 event => return event,
             }
         }

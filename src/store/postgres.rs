@@ -26,13 +26,12 @@ mod setup;
 mod statements;
 mod url;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
+use self::affinity::Affinity;
 pub(crate) use self::examine::examine;
 use self::link::Link;
 use self::session::PgSession;
@@ -54,6 +53,8 @@ struct Config {
     /// The server is told to end the session when it has fallen silent: always, but for the twin of the test that
     /// shows it.
     ends_silent_sessions: bool,
+    /// Each session has a lock of its own that shows it to others: always, but for the twin.
+    is_marked: bool,
 }
 
 /// The servers that a session may be opened with: the first one that is a primary.
@@ -68,7 +69,7 @@ pub(crate) struct PgStore {
 struct Target {
     options: PgConnectOptions,
     /// A connection to it was found to stay with one backend. A session that moves all the same takes it back.
-    has_affinity: Arc<AtomicBool>,
+    affinity: Affinity,
 }
 
 impl PgStore {
@@ -82,7 +83,7 @@ impl PgStore {
         // of its own for what sqlx would log of each statement.
         let target = |target: &PgConnectOptions| Target {
             options: target.clone().extra_float_digits(None).disable_statement_logging(),
-            has_affinity: Arc::new(AtomicBool::new(false)),
+            affinity: Affinity::default(),
         };
         Self {
             targets: targets.into_iter().map(target).collect(),
@@ -94,6 +95,7 @@ impl PgStore {
                 ttl: bounds.ttl,
                 trust_affinity: options.trust_affinity,
                 ends_silent_sessions: !options.is_broken(Sabotage::NoServerTtl),
+                is_marked: !options.is_broken(Sabotage::NoMarker),
             },
         }
     }
@@ -104,15 +106,16 @@ impl Target {
     async fn connect(&self, limit: Duration, config: &Config) -> Result<PgSession, ConnectError> {
         let connecting = async {
             let mut link = Link::open(&self.options, limit).await?;
-            let knows_affinity = config.trust_affinity || self.has_affinity.load(Ordering::Relaxed);
+            let knows_affinity = config.trust_affinity || self.affinity.is_known();
             let second = (!knows_affinity).then_some(&self.options);
-            let backend = checks::look(&mut link, second, limit, config).await?;
-            self.has_affinity.store(true, Ordering::Relaxed);
+            let backend = checks::look(&mut link, second, limit, &self.affinity, config).await?;
             let in_force = setup::apply(&mut link, config).await?;
             in_force.warn(&backend, config);
             link.listen(statements::CHANNEL).await.map_err(refusal::of_statement)?;
             let in_force = (in_force.enforcement, in_force.shortfalls());
-            Ok(PgSession::new(link, backend, in_force, Arc::clone(&self.has_affinity)))
+            let marker =
+                checks::mark(&mut link, &backend, config).await.inspect_err(|_| self.affinity.doubt())?;
+            Ok(PgSession::new(link, (backend, marker), in_force, self.affinity.clone()))
         };
         let connected = tokio::time::timeout(limit, connecting).await;
         connected.unwrap_or(Err(ConnectError::Timeout { limit }))

@@ -393,12 +393,7 @@ async fn a_look_alike_server_is_no_go() {
          CREATE FUNCTION pg_catalog.pg_try_advisory_xact_lock(bigint) RETURNS bool LANGUAGE sql AS 'SELECT true'",
     );
     let diagnosis = diagnose(&url(&cluster), &patient()).await;
-    assert_told(
-        the(&diagnosis, "locks"),
-        Verdict::Bad,
-        "does not show in pg_locks",
-        "use a PostgreSQL server",
-    );
+    assert_told(the(&diagnosis, "locks"), Verdict::Bad, "pg_locks does not show", "use a PostgreSQL server");
     assert_eq!(the(&diagnosis, "pooler").verdict, Verdict::Good);
     assert_program(&url(&cluster), MUST_NOT);
 }

@@ -172,6 +172,49 @@ async fn a_clean_release_is_followed_without_the_takeover_delay() {
     .await;
 }
 
+/// F-39: a candidate that leaves while it waits out its delay has led nothing. Whoever is told that, asks at once, with an
+/// hour between two polls, and waits out a delay too.
+#[tokio::test]
+async fn who_leaves_during_the_takeover_delay_makes_no_end_clean() {
+    on_every_store(async |stage| {
+        let (log, delay, hour) = (Log::default(), Duration::from_millis(300), Duration::from_hours(1));
+        for how in ["stop", "abort", "step down", "close"] {
+            let first = Member::join(stage, quick("a").takeover_delay(hour), "job", &log);
+            until("it is blocked", || first.locker.state("job") == State::Blocked).await;
+            let mut next = Member::join(stage, sleepy("b").takeover_delay(delay), "job", &log);
+            next.stands_by().await;
+            let left = now();
+            let left_behind = match how {
+                "stop" => {
+                    first.stop().await.unwrap();
+                    None
+                }
+                "abort" => {
+                    first.abort().await;
+                    None
+                }
+                "close" => {
+                    first.locker.close().await;
+                    Some(first)
+                }
+                _ => {
+                    first.locker.step_down("job").await.unwrap();
+                    Some(first)
+                }
+            };
+            next.leads().await;
+            assert!(left.elapsed() >= delay, "{how}: {:?}", left.elapsed());
+            if let Some(first) = left_behind {
+                first.stop().await.unwrap();
+            }
+            next.stop().await.unwrap();
+            stage.until_nobody_waits("job").await;
+        }
+        assert_eq!(log.count("a start"), 0);
+    })
+    .await;
+}
+
 /// F-39: the session of a leader that stands still is killed.
 #[tokio::test]
 async fn a_killed_leader_is_followed_after_the_takeover_delay() {

@@ -178,8 +178,27 @@ async fn a_job_that_goes_on_past_its_deadline_is_a_trouble_until_it_is_dropped()
     };
     let run = locker.candidate("job").until(dropped.clone()).run(job);
     assert_eq!(tokio::time::timeout(Duration::from_mins(1), run).await.unwrap().unwrap(), None);
-    assert_eq!(*seen.lock().unwrap(), "the job of \"job\" runs on, 1ms past its deadline");
+    assert_eq!(*seen.lock().unwrap(), "the job of \"job\" has not ended, 1ms past its deadline");
     assert!(locker.health().is_good());
+}
+
+/// F-43: one that holds the lease and waits out its takeover delay asks for nothing, and is in good health.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_waits_out_its_takeover_delay_is_in_good_health() {
+    let delay = Duration::from_mins(2);
+    // Heartbeats that are further apart than three retry intervals and the query timeout.
+    let options = Options::default().identity("a").heartbeat_interval(Duration::from_mins(1));
+    let locker = Locker::memory(&Memory::new(), options.takeover_delay(delay)).unwrap();
+    let run = locker.run("job", async |_: Lease| Ok::<_, Infallible>(()));
+    let look = async {
+        for _ in 0..110 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(locker.health().is_good(), "{}", locker.health());
+        }
+        assert_eq!(locker.state("job"), State::Blocked);
+    };
+    let (led, ()) = tokio::join!(run, look);
+    assert_eq!(led.unwrap(), Some(()));
 }
 
 /// F-43, F-42

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Key, Kind, Lease, Locker, Options, Reason, State};
+use leasehold::{Key, Kind, Lease, Locker, Options, Reason, Sabotage, State};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use sqlx::postgres::PgConnectOptions;
@@ -476,11 +476,12 @@ async fn without_the_affinity_check_a_transaction_pooler_gives_two_leaders_or_no
     let cluster = Cluster::new();
     let bouncer = PgBouncer::new(&cluster, PoolMode::Transaction, 2);
     let key = Key::of(Kind::Lease, "job").get();
+    let options = |who| quick(who).trust_affinity(true).sabotage(Sabotage::NoMarker);
     for round in 0..20 {
         let log = Log::default();
         let [(a, one), (b, two)] = ["a", "b"].map(|who| {
             let target: PgConnectOptions = bouncer.url().parse().unwrap();
-            let locker = Locker::postgres(target, quick(who).trust_affinity(true)).unwrap();
+            let locker = Locker::postgres(target, options(who)).unwrap();
             (Member::on(&locker, "job", who, &log), locker)
         });
         until("one has taken the lock", || cluster.admin().holder(key).is_some()).await;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use leasehold::{ConnectError, Error, Lease, Locker, Options, RunError};
+use leasehold::{ConnectError, Error, Lease, Locker, Options, RunError, Sabotage};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tokio::task::JoinSet;
 
@@ -213,14 +213,47 @@ async fn a_pooler_is_told_from_a_server_that_hides_what_its_processes_do() {
     }
 }
 
-/// F-31, D02, the twin: without the comparison two lead at once, and what they leave is found.
+/// F-31, D02: whatever the comparison missed, two that are served by one server process never both lead. Here there is
+/// no comparison, and the pool has one connection: the server would grant both of them the same lock.
+#[tokio::test]
+async fn two_sessions_on_one_server_process_never_both_lead() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Transaction, 1, "");
+    let log = Log::default();
+    let options = |who| patient(who).trust_affinity(true);
+    let one = Locker::postgres(bouncer.options(), options("one")).unwrap();
+    let mut leader = Member::on(&one, "job", "one", &log);
+    let lease = leader.leads().await;
+    for _ in 0..20 {
+        let error = Locker::connect(&bouncer.url(), options("two")).await.unwrap_err();
+        let Error::Connect(error) = error else { panic!("{error}") };
+        assert!(matches!(error, ConnectError::UsedSession | ConnectError::Pooler { .. }), "{error}");
+    }
+    assert!(lease.check().await);
+    leader.stop().await.unwrap();
+    one.close().await;
+    assert!(cluster.admin().advisory_rows().is_empty());
+
+    // At once: one of them at most.
+    let lockers = ["a", "b", "c", "d"].map(|who| Locker::postgres(bouncer.options(), options(who)).unwrap());
+    let members = lockers.each_ref().map(|locker| Member::on(locker, "job", locker.identity(), &log));
+    pass(Duration::from_secs(1)).await;
+    for member in members {
+        // Most of them were refused.
+        println!("{:?}", member.stop().await);
+    }
+    log.assert_one_at_a_time();
+}
+
+/// F-31, D02, the twin: without the comparison and the markers two lead at once, and what they leave is found.
 #[tokio::test]
 async fn without_the_comparison_a_transaction_pooler_makes_two_leaders() {
     let cluster = Cluster::new();
     let untouched = untouched(&cluster).await;
     let bouncer = PgBouncer::with(&cluster, PoolMode::Transaction, 1, "");
     let log = Log::default();
-    let locker = |who| Locker::postgres(bouncer.options(), patient(who).trust_affinity(true)).unwrap();
+    let options = |who| patient(who).trust_affinity(true).sabotage(Sabotage::NoMarker);
+    let locker = |who| Locker::postgres(bouncer.options(), options(who)).unwrap();
     let (one, two) = (locker("one"), locker("two"));
     let mut members = [Member::on(&one, "job", "one", &log), Member::on(&two, "job", "two", &log)];
     for member in &mut members {

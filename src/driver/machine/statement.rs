@@ -15,6 +15,8 @@ pub(super) struct Release<H> {
     /// None where a lease was granted to nobody: whoever asked had gone.
     pub(super) term: Option<u64>,
     pub(super) done: Option<oneshot::Sender<Parting>>,
+    /// Its job ran, and has ended: see [`Return`](crate::store::Return).
+    pub(super) is_clean: bool,
 }
 
 /// What is to be sent between the exchanges and the heartbeats.
@@ -106,12 +108,17 @@ impl<H> Statement<H> {
 
 impl<H> Release<H> {
     pub(super) fn new(held: H, place: &Place, term: &Term, done: Option<oneshot::Sender<Parting>>) -> Self {
-        Self { held, key: place.key, name: place.name.clone(), term: Some(term.number), done }
+        Self { held, key: place.key, name: place.name.clone(), term: Some(term.number), done, is_clean: true }
     }
 
     /// A lease that was granted when whoever asked had gone.
     pub(super) fn orphan(held: H, ask: &Ask) -> Self {
-        Self { held, key: ask.key, name: ask.name.clone(), term: None, done: None }
+        Self { held, key: ask.key, name: ask.name.clone(), term: None, done: None, is_clean: false }
+    }
+
+    /// A lease whose job has not begun.
+    pub(super) fn unused(self) -> Self {
+        Self { is_clean: false, ..self }
     }
 
     pub(super) fn done(self, parting: Parting) {

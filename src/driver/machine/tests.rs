@@ -53,6 +53,10 @@ fn lead(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Arc<Te
     (grants.try_recv().unwrap().unwrap(), state)
 }
 
+fn freed() -> Freed {
+    Freed { key: Key::of(Kind::Lease, "job"), is_clean: true }
+}
+
 const BUSY: Answer<u32> = Answer::Busy { registered: true };
 
 /// F-06: any number of names is asked for in one statement.
@@ -91,7 +95,7 @@ fn a_candidate_that_comes_back_registers_anew() {
     enlist(&mut machine, 1, "job", now);
     let asked = batch(&mut machine, now);
     answer(&mut machine, asked, vec![BUSY], now);
-    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    machine.on_freed(freed(), now);
     let asked = batch(&mut machine, now);
     assert!(!asked.exchange.asks[0].register, "it is registered already");
     machine.on_command(Command::Rest(1), now);
@@ -108,7 +112,7 @@ fn a_push_that_meets_a_question_on_its_way_causes_one_more() {
     let (mut machine, now) = machine(Options::default());
     enlist(&mut machine, 1, "job", now);
     let asked = batch(&mut machine, now);
-    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    machine.on_freed(freed(), now);
     assert!(machine.next_statement(now).is_none(), "one question of a name at a time");
     answer(&mut machine, asked, vec![BUSY], now);
     let asked = batch(&mut machine, now);
@@ -124,7 +128,7 @@ fn only_a_release_that_was_told_spares_the_takeover_delay() {
     let asked = batch(&mut machine, now);
     answer(&mut machine, asked, vec![BUSY], now);
     // Told of a release, but somebody else was quicker, and may have ended uncleanly.
-    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    machine.on_freed(freed(), now);
     let asked = batch(&mut machine, now);
     answer(&mut machine, asked, vec![BUSY], now);
     let later = now + Duration::from_secs(6);
@@ -144,7 +148,7 @@ fn only_a_release_that_was_told_spares_the_takeover_delay() {
     answer(&mut machine, released, vec![], later);
     let asked = batch(&mut machine, later);
     answer(&mut machine, asked, vec![BUSY], later);
-    machine.on_freed(Key::of(Kind::Lease, "job"), later);
+    machine.on_freed(freed(), later);
     let asked = batch(&mut machine, later);
     answer(&mut machine, asked, vec![Answer::Granted(8)], later);
     assert!(grants.try_recv().is_ok());
@@ -180,10 +184,10 @@ fn who_is_refused_again_and_again_asks_by_whom() {
     let (mut machine, mut now) = machine(Options::default());
     let (_grants, _state) = enlist(&mut machine, 1, "job", now);
     // Refuses the name so often, and tells whether the store is asked by whom after each.
-    let mut refuse = |times: usize, freed: bool| -> Vec<bool> {
+    let mut refuse = |times: usize, is_freed: bool| -> Vec<bool> {
         let mut refuse = |_| {
-            if freed {
-                machine.on_freed(Key::of(Kind::Lease, "job"), now);
+            if is_freed {
+                machine.on_freed(freed(), now);
             }
             let asked = batch(&mut machine, now);
             answer(&mut machine, asked, vec![BUSY], now);
@@ -405,7 +409,8 @@ fn a_job_that_ends_after_its_deadline_has_lost() {
     let late = now + Duration::from_secs(20);
     machine.on_command(Command::Ended { id: 1, term: term.number, done }, late);
     assert_eq!(parting.try_recv(), Ok(Parting::Lost));
-    assert_eq!(machine.batch(late).unwrap().exchange.releases, [7]);
+    let given_back = machine.batch(late).unwrap().exchange.releases;
+    assert!(matches!(given_back[..], [Return { held: 7, is_clean: true }]));
 }
 
 /// The grant itself was proof enough: the first heartbeat comes one interval later, however long nothing was held.
@@ -454,7 +459,7 @@ fn a_release_that_was_missed_is_not_a_clean_end() {
     let (_, state) = enlist(&mut machine, 1, "job", now);
     let asked = batch(&mut machine, now);
     answer(&mut machine, asked, vec![BUSY], now);
-    machine.on_freed(Key::of(Kind::Lease, "job"), now);
+    machine.on_freed(freed(), now);
     let asked = batch(&mut machine, now);
     answer(&mut machine, asked, vec![Answer::Busy { registered: false }], now);
     let asked = batch(&mut machine, now);

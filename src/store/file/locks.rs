@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::directory::{self, Directory};
 use crate::error::LossCause;
 use crate::name::{Key, Name};
-use crate::store::{Answer, Ask, Mode};
+use crate::store::{Answer, Ask, Freed, Mode, Return};
 
 /// How often a lock file that is replaced under our hands is opened again. Nobody does that in a loop.
 const REPLACEMENTS: usize = 8;
@@ -80,19 +80,20 @@ impl Locks {
     }
 
     /// Unlocks, if it is held by this grant, and adds the key to `freed`. Tells whether it was still ours.
-    pub(super) fn release(&mut self, held: Held, freed: &mut Vec<Key>) -> bool {
+    pub(super) fn release(&mut self, lease: &Return<Held>, freed: &mut Vec<Freed>) -> bool {
+        let Return { held, is_clean } = *lease;
         let path = self.path(held.key);
         let Entry::Occupied(entry) = self.held.entry(held.key) else { return false };
         if entry.get().number != held.grant {
             return false;
         }
-        freed.push(held.key);
+        freed.push(Freed { key: held.key, is_clean });
         entry.remove().lock.is_at(&path)
     }
 
     /// Unlocks everything and tells which keys that frees.
-    pub(super) fn release_all(&mut self) -> Vec<Key> {
-        self.held.drain().map(|(key, _)| key).collect()
+    pub(super) fn release_all(&mut self) -> Vec<Freed> {
+        self.held.drain().map(|(key, _)| Freed { key, is_clean: false }).collect()
     }
 
     /// Tells whether it is still ours. One that is not is forgotten: its lock is worth nothing.

@@ -5,8 +5,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::path::Path;
 
-use crate::name::Key;
-use crate::store::{Event, Message, Seen};
+use crate::store::{Event, Freed, Message, Seen};
 
 #[derive(Debug)]
 pub(super) struct Idle;
@@ -34,7 +33,7 @@ impl Outbox {
         None
     }
 
-    pub(super) fn freed(&self, _: &[Key]) {}
+    pub(super) fn freed(&self, _: &[Freed]) {}
 
     pub(super) fn publish(&self, message: Message, _: Option<&str>) -> Option<Message> {
         Some(message)

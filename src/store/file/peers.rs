@@ -12,11 +12,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::directory;
-use crate::name::Key;
 use crate::options::MAX_IDENTITY_BYTES;
-use crate::store::{Call, Event, Holder, Message, Presence, Seen, text};
+use crate::store::{Call, Event, Freed, Holder, Message, Presence, Seen, text};
 
-/// A datagram stays below 1,000 bytes: `freed`, and for each key a blank and 16 digits.
+/// What was given back, in order or not.
+const WORDS: [(&str, bool); 2] = [("freed", true), ("returned", false)];
+
+/// A datagram stays below 1,000 bytes: the word, and for each key a blank and 16 digits.
 const KEYS_PER_DATAGRAM: usize = 58;
 /// Large where that is allowed: a queue holds few datagrams (`net.unix.max_dgram_qlen` is 10 on many systems), and an
 /// answer to a roll call may have many names. Elsewhere 2048 bytes is the most (`net.local.dgram.maxdgram`).
@@ -129,16 +131,15 @@ impl Outbox {
     }
 
     /// Tells the other sessions which keys were freed.
-    pub(super) fn freed(&self, keys: &[Key]) {
-        let datagrams = keys.chunks(KEYS_PER_DATAGRAM).map(|keys| {
-            let mut text = String::from("freed");
-            for key in keys {
-                text.push(' ');
-                text.push_str(&key.to_string());
-            }
-            text
-        });
-        self.broadcast(&datagrams.collect::<Vec<_>>(), |_| true);
+    pub(super) fn freed(&self, freed: &[Freed]) {
+        let mut datagrams = Vec::new();
+        for (word, is_clean) in WORDS {
+            let keys: Vec<_> = freed.iter().filter(|it| it.is_clean == is_clean).collect();
+            datagrams.extend(keys.chunks(KEYS_PER_DATAGRAM).map(|freed| {
+                freed.iter().fold(word.to_owned(), |text, freed| format!("{text} {}", freed.key))
+            }));
+        }
+        self.broadcast(&datagrams, |_| true);
     }
 
     /// Sends a message to the other sessions, or an answer to who has called. Gives it back if it is for the own
@@ -314,16 +315,19 @@ impl Inbox {
 /// Reads a datagram, whole or not at all.
 fn parse(datagram: &[u8]) -> Option<Vec<Event>> {
     let datagram = std::str::from_utf8(datagram).ok()?;
-    match datagram.strip_prefix("freed ") {
-        Some(keys) => keys.split(' ').map(|key| text::read_key(key).map(Event::Freed)).collect(),
-        None => Some(vec![Event::Message(text::read(datagram)?)]),
+    for (word, is_clean) in WORDS {
+        if let Some(keys) = datagram.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
+            let freed = |key| text::read_key(key).map(|key| Event::Freed(Freed { key, is_clean }));
+            return keys.split(' ').map(freed).collect();
+        }
     }
+    Some(vec![Event::Message(text::read(datagram)?)])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::Kind;
+    use crate::name::{Key, Kind};
 
     fn shown(datagram: &[u8]) -> Option<String> {
         parse(datagram).map(|events| format!("{events:?}"))
@@ -333,7 +337,8 @@ mod tests {
     fn datagrams_are_read_whole_or_not_at_all() {
         assert_eq!(
             shown(b"freed 00000000000000ff ffffffffffffffff").unwrap(),
-            "[Freed(Key(00000000000000ff)), Freed(Key(ffffffffffffffff))]"
+            "[Freed(Freed { key: Key(00000000000000ff), is_clean: true }), \
+             Freed(Freed { key: Key(ffffffffffffffff), is_clean: true })]"
         );
         assert_eq!(
             shown(b"step-down 0000000000000001").unwrap(),
@@ -374,8 +379,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (sender, _) = open(dir.path(), "sender").unwrap();
         let (_receiver, inbox) = open(dir.path(), "receiver").unwrap();
-        let keys: Vec<_> = (0..150).map(|i| Key::of(Kind::Lease, &i.to_string())).collect();
-        sender.freed(&keys);
+        let key = |i: u32| Key::of(Kind::Lease, &i.to_string());
+        let freed: Vec<_> = (0..150).map(|i| Freed { key: key(i), is_clean: i < 100 }).collect();
+        sender.freed(&freed);
 
         let mut read = Vec::new();
         let mut buffer = [0; 1024];
@@ -383,7 +389,7 @@ mod tests {
             assert!(bytes < 1000, "{bytes}");
             read.extend(parse(&buffer[..bytes]).unwrap());
         }
-        let expected: Vec<_> = keys.into_iter().map(Event::Freed).collect();
+        let expected: Vec<_> = freed.into_iter().map(Event::Freed).collect();
         assert_eq!(format!("{read:?}"), format!("{expected:?}"));
     }
 
@@ -397,7 +403,7 @@ mod tests {
         drop(UnixDatagram::bind(peers.join("being-bound.new")).unwrap());
         fs::write(peers.join("no-socket.sock"), "").unwrap();
 
-        sender.freed(&[Key::of(Kind::Lease, "x")]);
+        sender.freed(&[Freed { key: Key::of(Kind::Lease, "x"), is_clean: true }]);
         let mut left: Vec<_> = fs::read_dir(&peers)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::name::{Kind, Name};
-use crate::store::{Ask, Call, Mode, Presence, Role, Standing};
+use crate::store::{Ask, Call, Mode, Presence, Return, Role, Standing};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -61,8 +61,12 @@ fn asks(names: &[&str]) -> Exchange<Held> {
     Exchange { releases: vec![], withdrawals: vec![], asks: names.iter().copied().map(ask).collect() }
 }
 
+fn clean(held: Held) -> Return<Held> {
+    Return { held, is_clean: true }
+}
+
 fn releases(held: impl IntoIterator<Item = Held>) -> Exchange<Held> {
-    Exchange { releases: held.into_iter().collect(), withdrawals: vec![], asks: vec![] }
+    Exchange { releases: held.into_iter().map(clean).collect(), withdrawals: vec![], asks: vec![] }
 }
 
 async fn answer(session: &mut FileSession, ask: Ask) -> Answer<Held> {
@@ -142,9 +146,9 @@ fn one_session_is_granted_and_its_release_wakes_the_other() {
 
         let released = leader.exchange(&releases([held])).await.unwrap().released;
         assert_eq!(released, [true]);
-        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("job")));
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed.key == key("job")));
         // It had asked for what it held itself.
-        assert!(matches!(leader.event().await, Event::Freed(freed) if freed == key("job")));
+        assert!(matches!(leader.event().await, Event::Freed(freed) if freed.key == key("job")));
         take(&mut standby, "job").await;
         assert!(lock_file(&dir, "job").exists(), "a lock file is never unlinked");
     });
@@ -156,7 +160,7 @@ fn a_release_and_an_ask_of_one_exchange_are_done_in_this_order() {
     run(async {
         let mut session = session(dir.path()).await;
         let first = take(&mut session, "job").await;
-        let both = Exchange { releases: vec![first], ..asks(&["job"]) };
+        let both = Exchange { releases: vec![clean(first)], ..asks(&["job"]) };
         let exchanged = session.exchange(&both).await.unwrap();
         assert_eq!(exchanged.released, [true]);
         let Answer::Granted(second) = exchanged.answers[0] else { panic!("{exchanged:?}") };
@@ -203,8 +207,8 @@ fn only_keys_that_a_session_waits_for_are_pushed_to_it() {
         standby.exchange(&withdrawal).await.unwrap();
 
         leader.exchange(&releases(held)).await.unwrap();
-        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("a")));
-        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("b")));
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed.key == key("a")));
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed.key == key("b")));
         let mut more = pin!(standby.event());
         assert!(poll_once(more.as_mut()).is_pending());
     });
@@ -321,7 +325,7 @@ fn a_socket_whose_name_was_removed_is_bound_anew() {
         standby.heartbeat(&[]).await.unwrap();
         assert_eq!(sockets(dir.path()).len(), 1);
         leader.exchange(&releases([held])).await.unwrap();
-        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("job")));
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed.key == key("job")));
         drop((leader, standby));
         assert_eq!(sockets(dir.path()), [] as [PathBuf; 0]);
     });
@@ -336,7 +340,7 @@ fn an_orderly_end_frees_everything_and_wakes_the_others() {
         take(&mut leader, "other").await;
         assert!(is_busy(&mut standby, "job").await);
         leader.end().await;
-        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("job")));
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed.key == key("job")));
         take(&mut standby, "job").await;
         assert!(!is_busy(&mut standby, "other").await);
         assert_eq!(sockets(dir.path()).len(), 1);
@@ -364,7 +368,7 @@ fn sockets_work_in_a_directory_whose_path_is_too_long_for_them() {
         let held = take(&mut leader, "job").await;
         assert!(is_busy(&mut standby, "job").await);
         leader.exchange(&releases([held])).await.unwrap();
-        assert!(matches!(standby.event().await, Event::Freed(freed) if freed == key("job")));
+        assert!(matches!(standby.event().await, Event::Freed(freed) if freed.key == key("job")));
         leader.end().await;
         drop(standby);
         assert_eq!(sockets(&dir), [] as [PathBuf; 0]);

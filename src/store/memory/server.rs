@@ -10,7 +10,9 @@ use tokio::time::Instant;
 
 use crate::error::LossCause;
 use crate::name::Key;
-use crate::store::{self, Answer, Ask, Call, Event, Exchange, Exchanged, Message, Mode, Presence, Seen};
+use crate::store::{
+    self, Answer, Ask, Call, Event, Exchange, Exchanged, Freed, Message, Mode, Presence, Return, Seen,
+};
 
 /// What a lock is tied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +154,7 @@ impl Server {
         exchange: &Exchange<Held>,
         now: Instant,
     ) -> Exchanged<Held> {
-        let released = exchange.releases.iter().map(|held| self.release(id, held)).collect();
+        let released = exchange.releases.iter().map(|lease| self.release(id, lease)).collect();
         if let Some(live) = self.sessions.get_mut(&id) {
             for key in &exchange.withdrawals {
                 live.waits_for.remove(key);
@@ -162,12 +164,12 @@ impl Server {
         Exchanged { released, answers }
     }
 
-    fn release(&mut self, id: SessionId, held: &Held) -> bool {
+    fn release(&mut self, id: SessionId, Return { held, is_clean }: &Return<Held>) -> bool {
+        let freed = Freed { key: held.key, is_clean: *is_clean };
         let was_held = self.drop_holders(|key, holder| *key == held.key && holder.grant == held.grant);
         if was_held {
             let waits = |(other, live): (&SessionId, &Live)| {
-                (*other != id && live.waits_for.contains(&held.key))
-                    .then_some((*other, Event::Freed(held.key)))
+                (*other != id && live.waits_for.contains(&held.key)).then_some((*other, Event::Freed(freed)))
             };
             self.outbox.extend(self.sessions.iter().filter_map(waits));
         }
@@ -268,7 +270,7 @@ impl Server {
             .map(|(key, holder)| Held { key, grant: holder.grant })
             .collect();
         for held in held {
-            self.release(id, &held);
+            self.release(id, &Return { held, is_clean: false });
         }
         self.close(id);
     }

@@ -9,7 +9,7 @@ use super::session::MemorySession;
 use super::*;
 use crate::clock;
 use crate::error::{ConnectError, LossCause};
-use crate::store::{Answer, Ask, Event, Exchange, Exchanged, Message, Mode, Session, Store};
+use crate::store::{Answer, Ask, Event, Exchange, Exchanged, Message, Mode, Return, Session, Store};
 
 const TTL: Duration = Duration::from_secs(10);
 const MS: Duration = Duration::from_millis(1);
@@ -35,8 +35,12 @@ fn asking(asks: impl IntoIterator<Item = Ask>) -> Exchange<Held> {
     Exchange { releases: vec![], withdrawals: vec![], asks: asks.into_iter().collect() }
 }
 
+fn clean(held: Held) -> Return<Held> {
+    Return { held, is_clean: true }
+}
+
 fn releasing(held: &Held) -> Exchange<Held> {
-    Exchange { releases: vec![held.clone()], withdrawals: vec![], asks: vec![] }
+    Exchange { releases: vec![clean(held.clone())], withdrawals: vec![], asks: vec![] }
 }
 
 fn only(answered: Exchanged<Held>) -> Option<Held> {
@@ -80,7 +84,7 @@ fn is_closed_with(event: Option<Event>, expected: Option<&str>) -> bool {
 }
 
 fn is_freed(event: Option<&Event>, name: &str) -> bool {
-    matches!(event, Some(Event::Freed(key)) if *key == Key::of(Kind::Lease, name))
+    matches!(event, Some(Event::Freed(freed)) if freed.key == Key::of(Kind::Lease, name))
 }
 
 fn holders(memory: &Memory) -> Vec<String> {
@@ -111,8 +115,11 @@ async fn a_batch_releases_before_it_asks_and_answers_in_order() {
     let memory = Memory::new();
     let mut a = connect(&memory, "a").await;
     let held = take(&mut a, "x").await;
-    let batch =
-        Exchange { releases: vec![held], withdrawals: vec![], asks: vec![ask("x"), ask("x"), ask("y")] };
+    let batch = Exchange {
+        releases: vec![clean(held)],
+        withdrawals: vec![],
+        asks: vec![ask("x"), ask("x"), ask("y")],
+    };
     let Exchanged { released, answers } = a.exchange(&batch).await.unwrap();
     assert_eq!(released, [true]);
     assert!(

@@ -6,6 +6,8 @@
 //! changes only by what its client asks of it, and it counts its transactions, of which each statement of ours is one.
 
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
@@ -14,6 +16,26 @@ use tokio::time::timeout;
 
 use super::{checks::Backend, link::Link, refusal, statements};
 use crate::error::ConnectError;
+
+/// What is known of a target: how many comparisons in a row were clear. A clone is the same.
+#[derive(Clone, Default)]
+pub(super) struct Affinity(Arc<AtomicU32>);
+
+impl Affinity {
+    /// Its connections stay with one server process each.
+    pub(super) fn is_known(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= CLEAR_ROUNDS
+    }
+
+    fn was_clear(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something speaks against it: from the start, then.
+    pub(super) fn doubt(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
 
 /// Which of the two connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +63,10 @@ impl Answer {
 
 /// How often the comparison has to be clear. Each time with a new second connection: several poolers may share an
 /// address.
-const CLEAR_ROUNDS: usize = 3;
+const CLEAR_ROUNDS: u32 = 3;
 
 /// How often it is made at most.
-const ROUNDS: usize = 3 * CLEAR_ROUNDS;
+const ROUNDS: u32 = 3 * CLEAR_ROUNDS;
 
 /// For others to come by, while one connection watches the other.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -74,18 +96,23 @@ pub(super) async fn check(
     backend: &Backend,
     target: &PgConnectOptions,
     limit: Duration,
+    known: &Affinity,
 ) -> Result<(), ConnectError> {
     let mut last = ask(link, None).await.map_err(refusal::of_statement)?;
     if last.backend != *backend {
         return Err(pooler(MOVED));
     }
-    let mut clear = 0;
     for _ in 0..ROUNDS {
-        let trace = compare(link, &mut last, target, limit).await?;
+        let compared = compare(link, &mut last, target, limit).await;
+        if matches!(compared, Err(ConnectError::Pooler { .. })) {
+            known.doubt();
+        }
+        let trace = compared?;
         // Where nobody used the server processes while they were watched, it was their own doing.
         if trace.others == 0 || !trace.is_hidden {
-            clear += 1;
-            if clear == CLEAR_ROUNDS {
+            // What was clear stays so when the time is over in the middle: far away, a comparison takes a while.
+            known.was_clear();
+            if known.is_known() {
                 return Ok(());
             }
         }

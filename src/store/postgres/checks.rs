@@ -13,7 +13,8 @@ use rand::RngExt as _;
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnectOptions, PgRow};
 
-use super::{Config, affinity, link::Link, refusal, statements};
+use super::affinity::{self, Affinity};
+use super::{Config, link::Link, refusal, statements};
 use crate::error::ConnectError;
 use crate::name::{Key, Kind};
 use crate::store::Mode;
@@ -45,6 +46,10 @@ pub(super) struct Lock {
 impl Lock {
     pub(super) fn is_of_64_bits(&self) -> bool {
         self.subid == 1
+    }
+
+    pub(super) fn is_marker(&self, marker: i32) -> bool {
+        self.subid == 2 && self.key == statements::marker_key(marker)
     }
 
     pub(super) fn is_for(&self, key: i64, mode: Mode) -> bool {
@@ -88,12 +93,13 @@ pub(super) async fn look(
     link: &mut Link,
     second: Option<&PgConnectOptions>,
     limit: Duration,
+    affinity: &Affinity,
     config: &Config,
 ) -> Result<Backend, ConnectError> {
     let look = see(link).await?;
     look.of_a_primary()?;
     if let Some(target) = second {
-        stays(link, &look.backend, target, limit).await?;
+        stays(link, &look.backend, target, limit, affinity).await?;
     }
     look.of_an_unused_session()?;
     try_a_lock(link, config).await?;
@@ -112,9 +118,10 @@ pub(super) async fn stays(
     backend: &Backend,
     target: &PgConnectOptions,
     limit: Duration,
+    affinity: &Affinity,
 ) -> Result<(), ConnectError> {
     // Short of the limit of it all, so that the reason is told.
-    affinity::check(link, backend, target, limit / 4).await
+    affinity::check(link, backend, target, limit / 4, affinity).await
 }
 
 /// Takes a lock for a moment: whether the server's locks are real.
@@ -130,6 +137,27 @@ pub(super) async fn try_a_lock(link: &mut Link, config: &Config) -> Result<(), C
     } else {
         Err(unsupported("pg_locks does not show under our process id what is locked, or shows what is not"))
     }
+}
+
+/// Takes the marker of this session, and sees that nobody else's is there: they would be served by one server process.
+/// Whatever the comparison missed, two that share one never both go on; the server would grant them the same lock.
+pub(super) async fn mark(
+    link: &mut Link,
+    backend: &Backend,
+    config: &Config,
+) -> Result<Option<i32>, ConnectError> {
+    if !config.is_marked {
+        return Ok(None);
+    }
+    let marker = rand::make_rng::<rand::rngs::StdRng>().random();
+    link.fetch(statements::mark(marker)).await.map_err(refusal::of_statement)?;
+    let look = see(link).await?;
+    if look.backend == *backend && look.locks.len() == 1 && look.locks[0].is_marker(marker) {
+        return Ok(Some(marker));
+    }
+    link.fetch(statements::unmark(marker)).await.ok();
+    let evidence = "two sessions were served by one server process";
+    Err(ConnectError::Pooler { evidence: evidence.to_owned() })
 }
 
 fn unsupported(reason: &str) -> ConnectError {

@@ -13,6 +13,7 @@ use sqlx::postgres::{PgRow, PgSslMode};
 use tokio::time::{Instant, timeout};
 
 use self::room::{CONNECTIONS, SETTINGS};
+use super::affinity::Affinity;
 use super::checks::{self, Backend};
 use super::link::{self, Link};
 use super::setup::{self, InForce};
@@ -350,7 +351,7 @@ impl<'a> Host<'a> {
     ) -> Result<bool, ConnectError> {
         let (limit, target) = (self.config.query_timeout, &self.target.options);
         let (before, is_trusted) = (self.spent, self.config.trust_affinity);
-        let stays = self.step(checks::stays(link, backend, target, limit)).await;
+        let stays = self.step(checks::stays(link, backend, target, limit, &Affinity::default())).await;
         if is_trusted {
             self.spent = before;
         }

@@ -1,14 +1,13 @@
 //! One live session: what it holds, what it waits for, and how both are told from the lock table.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::affinity::Affinity;
 use super::checks::{Backend, Look};
 use super::link::Link;
 use super::refusal;
@@ -17,7 +16,8 @@ use crate::clock;
 use crate::error::LossCause;
 use crate::name::Key;
 use crate::store::{
-    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Mode, Presence, Seen, Session,
+    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Mode, Presence, Return, Seen,
+    Session,
 };
 
 /// How often a statement that the server answered with an error is tried again before the session is given up.
@@ -38,10 +38,12 @@ pub(crate) struct Held {
 pub(crate) struct PgSession {
     link: Link,
     backend: Backend,
+    /// None where the product is broken on purpose.
+    marker: Option<i32>,
     enforcement: Enforcement,
     shortfalls: Vec<String>,
     /// What the store believes of the target, for the connections to come.
-    has_affinity: Arc<AtomicBool>,
+    affinity: Affinity,
     held: HashMap<Key, Held>,
     /// The keys that this session is registered as waiting for.
     waiting: HashSet<Key>,
@@ -54,18 +56,19 @@ pub(crate) struct PgSession {
 impl PgSession {
     pub(super) fn new(
         link: Link,
-        backend: Backend,
+        (backend, marker): (Backend, Option<i32>),
         (enforcement, shortfalls): (Enforcement, Vec<String>),
-        has_affinity: Arc<AtomicBool>,
+        affinity: Affinity,
     ) -> Self {
         let (held, waiting) = (HashMap::new(), HashSet::new());
         debug!(pid = backend.pid, ?enforcement, "session with a PostgreSQL server");
         Self {
             link,
             backend,
+            marker,
             enforcement,
             shortfalls,
-            has_affinity,
+            affinity,
             held,
             waiting,
             unregistered: Vec::new(),
@@ -133,7 +136,7 @@ impl PgSession {
     }
 
     fn moved(&self) -> LossCause {
-        self.has_affinity.store(false, Ordering::Relaxed);
+        self.affinity.doubt();
         distrusted("it was moved to another server process: a pooler stands in between")
     }
 
@@ -179,7 +182,7 @@ impl PgSession {
         );
         let mut own = self.look().await?.keys();
         let mut answers = Vec::with_capacity(takes.len());
-        let mut unwanted: Vec<Release> = releases.iter().map(Release::from).collect();
+        let mut unwanted: Vec<Release> = releases.iter().map(Release::of).collect();
         for (_, take) in takes {
             let is_taken = own.contains(&take.key.get());
             if is_taken && code != OUT_OF_LOCK_MEMORY {
@@ -191,7 +194,12 @@ impl PgSession {
                 self.waiting.remove(&take.key);
             }
             if is_taken {
-                unwanted.push(Release { key: take.key, mode: take.mode, is_unlocked: false });
+                unwanted.push(Release {
+                    key: take.key,
+                    mode: take.mode,
+                    is_unlocked: false,
+                    is_clean: false,
+                });
             }
         }
         let no_longer_waited_for: Vec<Key> = withdrawals
@@ -228,7 +236,7 @@ impl PgSession {
 
 /// A message that the server answered with an error.
 struct Undone<'a> {
-    releases: &'a [Held],
+    releases: &'a [Return<Held>],
     withdrawals: &'a [Key],
     takes: &'a [(usize, Take)],
     code: &'a str,
@@ -241,9 +249,10 @@ impl Look {
     }
 }
 
-impl From<&Held> for Release {
-    fn from(held: &Held) -> Self {
-        Self { key: held.key, mode: held.mode, is_unlocked: false }
+impl Release {
+    fn of(lease: &Return<Held>) -> Self {
+        let Return { held, is_clean } = *lease;
+        Self { key: held.key, mode: held.mode, is_unlocked: false, is_clean }
     }
 }
 
@@ -259,18 +268,23 @@ impl Session for PgSession {
     }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
-        let mut ours: Vec<bool> =
-            exchange.releases.iter().map(|held| self.held.get(&held.key) == Some(held)).collect();
-        let releases: Vec<Held> =
-            exchange.releases.iter().zip(&ours).filter(|(_, ours)| **ours).map(|(held, _)| *held).collect();
-        for held in &releases {
-            self.held.remove(&held.key);
+        let is_ours = |lease: &Return<Held>| self.held.get(&lease.held.key) == Some(&lease.held);
+        let mut ours: Vec<bool> = exchange.releases.iter().map(is_ours).collect();
+        let releases: Vec<Return<Held>> = exchange
+            .releases
+            .iter()
+            .zip(&ours)
+            .filter(|(_, ours)| **ours)
+            .map(|(it, _)| it.clone())
+            .collect();
+        for lease in &releases {
+            self.held.remove(&lease.held.key);
         }
         let withdrawals: Vec<Key> =
             exchange.withdrawals.iter().copied().filter(|key| self.waiting.remove(key)).collect();
         let takes = self.takes(&exchange.asks);
         let work = Work {
-            releases: releases.iter().map(Release::from).collect(),
+            releases: releases.iter().map(Release::of).collect(),
             withdrawals: withdrawals.clone(),
             asks: takes.iter().map(|(_, take)| *take).collect(),
         };
@@ -327,7 +341,9 @@ impl Session for PgSession {
             self.held.iter().map(|(key, held)| (key.get(), *held)).collect();
         let waited_for: HashMap<i64, Key> =
             self.waiting.iter().map(|key| (key.waiting().get(), *key)).collect();
-        for lock in &look.locks {
+        let (own, others): (Vec<_>, Vec<_>) =
+            look.locks.iter().partition(|lock| self.marker.is_some_and(|marker| lock.is_marker(marker)));
+        for lock in others {
             let held = held_by_number.get(&lock.key).filter(|held| lock.is_for(lock.key, held.mode));
             let waiting = waited_for.get(&lock.key).filter(|_| lock.is_for(lock.key, Mode::Shared));
             match (held, waiting) {
@@ -343,6 +359,10 @@ impl Session for PgSession {
         for key in unregistered {
             self.waiting.remove(&key);
             self.unregistered.push(key);
+        }
+        if let Some(marker) = self.marker.filter(|_| own.is_empty()) {
+            // Somebody has unlocked everything on this session.
+            self.fetch(statements::mark(marker)).await?.ok();
         }
         Ok(held.iter().map(|held| self.held.get(&held.key) == Some(held)).collect())
     }
@@ -392,7 +412,7 @@ impl Session for PgSession {
             Err(cause) => return Event::Closed(self.explained(cause)),
         };
         match statements::read_payload(notification.payload()) {
-            Some(Announced::Freed(key)) if self.waiting.contains(&key) => Event::Freed(key),
+            Some(Announced::Freed(freed)) if self.waiting.contains(&freed.key) => Event::Freed(freed),
             Some(Announced::Message(Message::Present(presence))) => {
                 // The server says who has sent it: nobody answers for others.
                 let session = notification.process_id().to_string();
@@ -406,7 +426,11 @@ impl Session for PgSession {
 
     async fn end(mut self) {
         let work = Work {
-            releases: self.held.values().map(Release::from).collect(),
+            releases: self
+                .held
+                .values()
+                .map(|&held| Release::of(&Return { held, is_clean: false }))
+                .collect(),
             withdrawals: self.waiting.iter().copied().collect(),
             asks: Vec::new(),
         };
@@ -416,7 +440,8 @@ impl Session for PgSession {
             debug!(%cause, "the session did not end in order");
         }
         // A pooler in session mode that does not reset its connections would hand our settings on.
-        self.fetch("UNLISTEN *; RESET ALL".to_owned()).await.ok();
+        let unmark = self.marker.map(statements::unmark).unwrap_or_default();
+        self.fetch(format!("UNLISTEN *; RESET ALL; {unmark}")).await.ok();
         self.link.close().await;
     }
 }

@@ -12,7 +12,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use crate::name::Key;
-use crate::store::{Holder, Message, Mode, Seen, text};
+use crate::store::{Freed, Holder, Message, Mode, Seen, text};
 
 /// Where releases and messages are announced.
 pub(super) const CHANNEL: &str = "leasehold";
@@ -22,6 +22,26 @@ const ANSWERS: &str = "leasehold_answers";
 
 /// A payload has fewer than 8000 bytes: the documentation of NOTIFY.
 const PAYLOAD_BYTES: usize = 7_900;
+
+/// What stands before a key that was given back, but not in order.
+const RETURNED: &str = "returned ";
+
+/// The first half of every marker, so that it can be told from what a name stands for: "leas" in ASCII.
+const MARKERS: i32 = 0x6c65_6173;
+
+/// Takes the marker of a session, a lock that no other session has: two that share a server process see each other by it.
+pub(super) fn mark(marker: i32) -> String {
+    format!("SELECT pg_catalog.pg_try_advisory_lock({MARKERS}, {marker})")
+}
+
+pub(super) fn unmark(marker: i32) -> String {
+    format!("SELECT pg_catalog.pg_advisory_unlock({MARKERS}, {marker})")
+}
+
+/// The two halves as the lock table shows them, in one number.
+pub(super) const fn marker_key(marker: i32) -> i64 {
+    ((MARKERS as i64) << 32) | marker.cast_unsigned() as i64
+}
 
 /// How the name of a session begins, before the identity.
 pub(super) const APPLICATION: &str = "leasehold/";
@@ -41,6 +61,8 @@ pub(super) struct Release {
     pub(super) mode: Mode,
     /// It was unlocked before an error undid the announcement.
     pub(super) is_unlocked: bool,
+    /// Whoever is told of it may take it for a clean end.
+    pub(super) is_clean: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +117,8 @@ impl Work {
                 (false, Mode::Exclusive) => 1,
                 (false, Mode::Shared) => 2,
             };
-            format!("{mode},{},{},'{}'", literal(release.key), literal(release.key.waiting()), release.key)
+            let (key, word) = (release.key, if release.is_clean { "" } else { RETURNED });
+            format!("{mode},{},{},'{word}{key}'", literal(key), literal(key.waiting()))
         });
         let announcement = if announce {
             "WHEN pg_catalog.pg_try_advisory_xact_lock(v.w) THEN 'free' \
@@ -374,13 +397,17 @@ pub(super) fn publish(message: &Message) -> String {
 /// What a notification says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Announced {
-    Freed(Key),
+    Freed(Freed),
     Message(Message),
 }
 
 /// Reads a payload. Anybody may send to the channel: what is not ours is none.
 pub(super) fn read_payload(payload: &str) -> Option<Announced> {
-    text::read_key(payload).map(Announced::Freed).or_else(|| text::read(payload).map(Announced::Message))
+    let (key, is_clean) = payload.strip_prefix(RETURNED).map_or((payload, true), |key| (key, false));
+    match text::read_key(key) {
+        Some(key) => Some(Announced::Freed(Freed { key, is_clean })),
+        None => text::read(payload).map(Announced::Message),
+    }
 }
 
 #[cfg(test)]
@@ -395,7 +422,9 @@ mod tests {
         let sent = publish(&Message::StepDown(key));
         let payload = sent.split('\'').nth(3).unwrap();
         assert_eq!(read_payload(payload), Some(Announced::Message(Message::StepDown(key))));
-        assert_eq!(read_payload(&key.to_string()), Some(Announced::Freed(key)));
+        assert_eq!(read_payload(&key.to_string()), Some(Announced::Freed(Freed { key, is_clean: true })));
+        let returned = Some(Announced::Freed(Freed { key, is_clean: false }));
+        assert_eq!(read_payload(&format!("returned {key}")), returned);
         for foreign in ["", "+000000000000001", "step-down", "step-down x", "hello", "0000000000000001 "] {
             assert_eq!(read_payload(foreign), None, "{foreign:?}");
         }
@@ -404,7 +433,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_message_stand_in_their_order() {
         let key = Key::of(Kind::Lease, "sweeper");
-        let release = Release { key, mode: Mode::Exclusive, is_unlocked: false };
+        let release = Release { key, mode: Mode::Exclusive, is_unlocked: false, is_clean: true };
         let ask = Take { key, mode: Mode::Exclusive, waiting: Waiting::Register };
         let work = Work { releases: vec![release], withdrawals: vec![key], asks: vec![ask] };
         let sql = work.sql(true);

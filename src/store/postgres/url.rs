@@ -116,6 +116,12 @@ impl<'a> Parts<'a> {
     }
 
     fn hosts(&self) -> Result<Vec<Host<'a>>, UrlError> {
+        // Only what stands before the hosts has one: the rest is the end of a password with a slash in it.
+        if self.path.contains('@')
+            || self.parameters().any(|(key, value)| key.contains("host") && value.contains('@'))
+        {
+            return Err(refused("percent-encode what is special in a user or password".to_owned()));
+        }
         let parameter = |wanted| self.parameters().filter(|(key, _)| *key == wanted).last();
         let Some((key, hosts)) = parameter("hostaddr").or_else(|| parameter("host")) else {
             return named(self.hosts.split(',').collect(), Host::InUrl);
@@ -240,6 +246,8 @@ mod tests {
             "postgres://app:?Hunter2hunter2@db/app",
             "postgres://app:hunter2@db/app?port=hunter2",
             "postgres://app:hunter2@a,b:port/app",
+            "postgres://app:1,hunter2/x@db:1/app",
+            "postgres://db/app?host=app:hunter2@a,b",
             "postgres://app:hunter2@a,,b/app",
             "postgres://app:x@db/app?target_session_attrs=hunter2",
         ] {
