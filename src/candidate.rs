@@ -165,11 +165,15 @@ impl Candidate {
                 Standby::Refused(error) => return Err(RunError::Refused(error)),
                 Standby::Driverless => return Err(RunError::Driver),
             };
-            let returned = if term.is_held(clock::now()) {
-                attend(job(seat.lease(&term)), &term, &seat, &self.stops).await
-            } else {
-                None
-            };
+            let is_begun = term.is_held(clock::now());
+            let returned =
+                if is_begun { attend(job(seat.lease(&term)), &term, &seat, &self.stops).await } else { None };
+            if is_begun && returned.is_none() {
+                let lost = matches!(term.reason(), Some(Reason::Lost(_)));
+                let why = if lost { "its grace after a loss" } else { "the drain timeout" };
+                let (number, identity) = (term.number, &self.locker.options.identity);
+                warn!(term = number, %identity, "the job was dropped: it did not stop within {why}");
+            }
             let Some(parting) = seat.ended(&term).await else { return Err(RunError::Driver) };
             again = Again::AtOnce;
             match (parting, returned) {
@@ -178,15 +182,10 @@ impl Candidate {
                     None | Some(Reason::Ended) => return Ok(Some(value)),
                     Some(_) => again = Again::AfterInterval,
                 },
-                (Parting::Released, None) => {
-                    warn!("the job was dropped: it did not stop within the drain timeout");
-                    again = Again::AfterInterval;
-                }
+                (Parting::Released, None) => again = Again::AfterInterval,
                 (Parting::Lost, Some(Ok(_))) => debug!("the job returned a value after its lease was lost"),
                 (Parting::Lost, Some(Err(_))) => warn!("the job returned an error after its lease was lost"),
-                (Parting::Lost, None) => {
-                    warn!("the job was dropped: its lease was lost, and its grace was over");
-                }
+                (Parting::Lost, None) => {}
             }
         }
     }

@@ -149,7 +149,7 @@ impl<S: Store> Driver<S> {
         let identity = &self.options.identity;
         match connected {
             Ok(session) => {
-                info!(%identity, "session up");
+                info!(%identity, store = session.address(), "session up");
                 let enforcement = session.enforcement();
                 let (shortfalls, answered) = (session.shortfalls(), Some(clock::now()));
                 self.report.send_replace(Report { enforcement, shortfalls, answered });
@@ -162,7 +162,8 @@ impl<S: Store> Driver<S> {
                 let (failures, is_permanent) = (self.failures, error.is_permanent());
                 // An outage is told when it begins, and then ever more seldom.
                 if failures.is_power_of_two() || is_permanent {
-                    warn!(%identity, %error, is_permanent, failures, "cannot connect to the store");
+                    let store = self.store.address();
+                    warn!(%identity, store, %error, is_permanent, failures, "cannot connect to the store");
                 } else {
                     debug!(%identity, %error, failures, "cannot connect to the store");
                 }
@@ -431,6 +432,10 @@ mod tests {
             ENFORCEMENT
         }
 
+        fn address(&self) -> String {
+            String::new()
+        }
+
         async fn connect(&mut self) -> Result<Self, ConnectError> {
             Ok(Self)
         }
@@ -441,6 +446,10 @@ mod tests {
 
         fn enforcement(&self) -> Enforcement {
             ENFORCEMENT
+        }
+
+        fn address(&self) -> String {
+            String::new()
         }
 
         async fn exchange(&mut self, exchange: &Exchange<()>) -> Result<Exchanged<()>, LossCause> {

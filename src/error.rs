@@ -316,7 +316,9 @@ pub enum LossCause {
         limit: Duration,
     },
     /// The deadline passed before anything was answered: the process or its host stood still.
-    #[error("the deadline passed without an answer of the store")]
+    #[error(
+        "the deadline passed before the store answered: this process or its host stood still, or was starved"
+    )]
     Deadline,
     /// The store ended the session.
     #[error("the store ended the session: {reason}")]

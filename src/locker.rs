@@ -361,7 +361,8 @@ impl Locker {
         StateWatch::new(names.entry(name.into()).or_insert_with(Entry::free).shown.subscribe())
     }
 
-    /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent.
+    /// Asks whoever leads `name`, on whichever Locker of the store, to hand over. Completes when that has been sent, also
+    /// where nobody leads it.
     /// [`Observer::hand_over`](crate::Observer::hand_over) waits for a new term, too.
     ///
     /// A leader with [`answer_step_down`](Options::answer_step_down) false leads on.
@@ -377,6 +378,7 @@ impl Locker {
     pub async fn step_down(&self, name: impl Into<Name>) -> Result<(), Error> {
         let name = name.into();
         name.validate()?;
+        tracing::info!(%name, identity = self.identity(), "asks whoever leads to step down");
         let message = Message::StepDown(Key::of(Kind::Lease, name.as_str()));
         let (reply, sent) = oneshot::channel();
         self.command(Command::Publish(message, reply))?;

@@ -297,6 +297,9 @@ pub(crate) trait Store: Send + 'static {
         Vec::new()
     }
 
+    /// For people: where it is, without any secret.
+    fn address(&self) -> String;
+
     /// Opens a session and checks that it can be trusted. The driver bounds it with the query timeout; dropped in the
     /// middle it leaves nothing open.
     fn connect(&mut self) -> impl Future<Output = Result<Self::Session, ConnectError>> + Send;
@@ -320,6 +323,9 @@ pub(crate) trait Session: Send + 'static {
     fn shortfalls(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// For people: what it is with, without any secret.
+    fn address(&self) -> String;
 
     /// Carries out releases and attempts, in this order, in one round trip.
     fn exchange(

@@ -89,6 +89,10 @@ impl Store for FileStore {
         shortfalls()
     }
 
+    fn address(&self) -> String {
+        self.path.display().to_string()
+    }
+
     async fn connect(&mut self) -> Result<FileSession, ConnectError> {
         let disk = Disk::new().map_err(|error| unreachable(format!("no thread to be had: {error}")))?;
         self.connect_on(disk).await
@@ -107,6 +111,7 @@ impl FileStore {
             opened.ok_or_else(|| unreachable("opening the directory panicked".to_owned()))??;
         Ok(FileSession {
             shared: Arc::new(shared),
+            path: self.path.clone(),
             disk,
             inbox: inbox.register().map_err(|error| unreachable(error.to_string()))?,
             waiting: HashSet::new(),
@@ -148,6 +153,7 @@ impl Shared {
 pub(crate) struct FileSession {
     // First, so that on drop the locks and the name of the socket go before the socket: no peer sends to a dead one.
     shared: Arc<Shared>,
+    path: PathBuf,
     disk: Disk,
     inbox: Inbox,
     waiting: HashSet<Key>,
@@ -192,6 +198,10 @@ impl Session for FileSession {
 
     fn shortfalls(&self) -> Vec<String> {
         shortfalls()
+    }
+
+    fn address(&self) -> String {
+        self.path.display().to_string()
     }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {

@@ -115,7 +115,7 @@ impl Target {
             let in_force = (in_force.enforcement, in_force.shortfalls());
             let marker =
                 checks::mark(&mut link, &backend, config).await.inspect_err(|_| self.affinity.doubt())?;
-            Ok(PgSession::new(link, (backend, marker), in_force, self.affinity.clone()))
+            Ok(PgSession::new(link, self.address(), (backend, marker), in_force, self.affinity.clone()))
         };
         let connected = tokio::time::timeout(limit, connecting).await;
         connected.unwrap_or(Err(ConnectError::Timeout { limit }))
@@ -135,6 +135,10 @@ impl Store for PgStore {
 
     fn enforcement(&self) -> Enforcement {
         Enforcement { frees_silent_holders: true, any_answer_renews: true }
+    }
+
+    fn address(&self) -> String {
+        self.targets.iter().map(Target::address).collect::<Vec<_>>().join(",")
     }
 
     async fn connect(&mut self) -> Result<PgSession, ConnectError> {

@@ -1,15 +1,13 @@
 //! What `health()` says, while everything that it speaks of is broken for real.
 
 use std::convert::Infallible;
-use std::sync::{Mutex, mpsc};
-use std::thread;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold::{CancellationToken, Health, Lease, Locker, Memory, Name, Options, State, Trouble};
-use tokio::runtime::Builder;
+use leasehold::{CancellationToken, Health, Lease, Locker, Memory, Options, State, Trouble};
 use tokio::sync::watch;
 
-use crate::support::{AT_ONCE, Log, Member, Stage, eventually, now, on_every_store, quick, sleepy, until};
+use crate::support::{AT_ONCE, Log, Member, Stage, eventually, now, on_every_store, quick, until};
 
 /// Intervals that a busy machine does not stretch to three times their length.
 fn calm(who: &str) -> Options {
@@ -22,10 +20,6 @@ fn health(locker: &Locker) -> Health {
     let health = locker.health();
     assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
     health
-}
-
-fn is_unanswered(health: &Health) -> bool {
-    matches!(health.troubles[..], [Trouble::Unanswered { .. }])
 }
 
 /// F-43: with nobody, of a leader, of a standby, of one that is not eligible, and at the end; the last answer grows.
@@ -61,100 +55,6 @@ async fn health_is_good_while_all_is_well() {
         assert!(health(&a).is_good());
     })
     .await;
-}
-
-/// F-43, D10: a standby that is cut off; and its health is good again when the line is.
-#[cfg(all(unix, feature = "postgres"))]
-#[tokio::test]
-async fn a_standby_that_is_not_answered_is_in_bad_health() {
-    let stage = Stage::postgres();
-    let Stage::Postgres(postgres) = &stage else { unreachable!("it was made so") };
-    let log = Log::default();
-    let direct = Locker::postgres(postgres.database.options(), quick("leader")).unwrap();
-    let mut leader = Member::on(&direct, "job", "leader", &log);
-    leader.leads().await;
-    let standby = Member::join(&stage, calm("a"), "job", &log);
-    standby.stands_by().await;
-    assert!(health(&standby.locker).is_good());
-    postgres.proxy.cut();
-    let bad = eventually("its health is bad", || health(&standby.locker), |health| !health.is_good()).await;
-    assert!(is_unanswered(&bad), "{bad:?}");
-    assert!(bad.to_string().starts_with("the store has not answered for "), "{bad}");
-    assert!(health(&direct).is_good());
-    postgres.proxy.heal();
-    until("its health is good again", || health(&standby.locker).is_good()).await;
-    leader.stop().await.unwrap();
-    standby.stop().await.unwrap();
-}
-
-/// F-43: a server that was never there.
-#[cfg(all(unix, feature = "postgres"))]
-#[tokio::test]
-async fn a_candidate_without_a_server_is_in_bad_health() {
-    let log = Log::default();
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let target: sqlx::postgres::PgConnectOptions =
-        format!("postgres://postgres@127.0.0.1:{closed}/postgres").parse().unwrap();
-    let member = Member::on(&Locker::postgres(target, quick("a")).unwrap(), "job", "a", &log);
-    until("its health is bad", || is_unanswered(&health(&member.locker))).await;
-    assert_eq!(member.locker.last_answer(), None);
-    let patient = Member::on(&Stage::files().locker(sleepy("b")), "job", "b", &log);
-    assert!(health(&patient.locker).is_good());
-    member.stop().await.unwrap();
-    patient.stop().await.unwrap();
-}
-
-/// F-43, D06, D19: cut off while its job blocks its thread: first past its deadline, then past its grace. Nothing is
-/// started beside it, though the server is back, and nothing waits: neither health nor state nor lease.
-#[cfg(all(unix, feature = "postgres"))]
-#[test]
-fn a_leader_whose_job_blocks_past_its_deadline_is_in_bad_health() {
-    let stage = Stage::postgres();
-    let Stage::Postgres(postgres) = &stage else { unreachable!("it was made so") };
-    // It may go on for that long after the unanswered heartbeat, which is before the deadline.
-    let (log, locker) = (Log::default(), stage.locker(quick("a").stop_grace(Duration::from_secs(2))));
-    let (unblock, blocked) = mpsc::channel::<()>();
-    let (job_log, of_thread) = (log.clone(), locker.clone());
-    let stuck = thread::spawn(move || {
-        let job = async |lease: Lease| {
-            let _body = job_log.body("a");
-            if lease.term() == 1 {
-                blocked.recv().unwrap();
-            }
-            // Not reached by the first term: it is dropped at its next await point.
-            tokio::task::yield_now().await;
-            Ok::<_, Infallible>(lease.term())
-        };
-        Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-            .block_on(of_thread.run("job", job))
-            .unwrap()
-    });
-    Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        log.wait_for("a start", 1).await;
-        postgres.proxy.cut();
-        let name = Name::from("job");
-        let late = |health: &Health| matches!(&health.troubles[..], [Trouble::PastDeadline { name: of, .. }] if *of == name);
-        let stuck = |health: &Health| matches!(&health.troubles[..], [Trouble::Overrun { name: of, .. }] if *of == name);
-        let bad = eventually("it is past its deadline", || health(&locker), late).await;
-        assert!(bad.to_string().contains("past its deadline"), "{bad}");
-        let bad = eventually("it is past its grace", || health(&locker), stuck).await;
-        assert!(bad.to_string().contains("blocks its thread"), "{bad}");
-        until("the state says so too", || matches!(locker.state("job"), State::Overrun { .. })).await;
-        postgres.proxy.heal();
-        let direct = Locker::postgres(postgres.database.options(), quick("b")).unwrap();
-        let mut other = Member::on(&direct, "job", "b", &log);
-        other.leads().await;
-        other.stop().await.unwrap();
-        assert_eq!(log.count("a start"), 1);
-        assert!(stuck(&health(&locker)), "{:?}", health(&locker));
-        unblock.send(()).unwrap();
-    });
-    assert_eq!(stuck.join().unwrap(), Some(2));
-    assert!(health(&locker).is_good(), "{}", health(&locker));
-    assert_eq!(log.lines(), ["a start", "b start", "b end", "a end", "a start", "a end"]);
 }
 
 /// F-43: a job that does not look at its lease is a trouble from its deadline on, until it is dropped; on a paused
@@ -213,4 +113,113 @@ async fn a_panic_of_the_driver_is_bad_health() {
         eventually("it is told", || health(&locker), |health| health.troubles == [Trouble::Driver]).await;
     assert!(!bad.is_good());
     assert!(member.outcome().await.is_err());
+}
+
+/// On a real server, whose line is cut.
+#[cfg(all(unix, feature = "postgres"))]
+mod on_a_server {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use leasehold::Name;
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::support::sleepy;
+
+    fn is_unanswered(health: &Health) -> bool {
+        matches!(health.troubles[..], [Trouble::Unanswered { .. }])
+    }
+
+    /// F-43, D10: a standby that is cut off; and its health is good again when the line is.
+    #[tokio::test]
+    async fn a_standby_that_is_not_answered_is_in_bad_health() {
+        let stage = Stage::postgres();
+        let Stage::Postgres(postgres) = &stage else { unreachable!("it was made so") };
+        let log = Log::default();
+        let direct = Locker::postgres(postgres.database.options(), quick("leader")).unwrap();
+        let mut leader = Member::on(&direct, "job", "leader", &log);
+        leader.leads().await;
+        let standby = Member::join(&stage, calm("a"), "job", &log);
+        standby.stands_by().await;
+        assert!(health(&standby.locker).is_good());
+        postgres.proxy.cut();
+        let bad =
+            eventually("its health is bad", || health(&standby.locker), |health| !health.is_good()).await;
+        assert!(is_unanswered(&bad), "{bad:?}");
+        assert!(bad.to_string().starts_with("the store has not answered for "), "{bad}");
+        assert!(health(&direct).is_good());
+        postgres.proxy.heal();
+        until("its health is good again", || health(&standby.locker).is_good()).await;
+        leader.stop().await.unwrap();
+        standby.stop().await.unwrap();
+    }
+
+    /// F-43: a server that was never there.
+    #[tokio::test]
+    async fn a_candidate_without_a_server_is_in_bad_health() {
+        let log = Log::default();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let target: sqlx::postgres::PgConnectOptions =
+            format!("postgres://postgres@127.0.0.1:{closed}/postgres").parse().unwrap();
+        let member = Member::on(&Locker::postgres(target, quick("a")).unwrap(), "job", "a", &log);
+        until("its health is bad", || is_unanswered(&health(&member.locker))).await;
+        assert_eq!(member.locker.last_answer(), None);
+        let patient = Member::on(&Stage::files().locker(sleepy("b")), "job", "b", &log);
+        assert!(health(&patient.locker).is_good());
+        member.stop().await.unwrap();
+        patient.stop().await.unwrap();
+    }
+
+    /// F-43, D06, D19: cut off while its job blocks its thread: first past its deadline, then past its grace. Nothing is
+    /// started beside it, though the server is back, and nothing waits: neither health nor state nor lease.
+    #[test]
+    fn a_leader_whose_job_blocks_past_its_deadline_is_in_bad_health() {
+        let stage = Stage::postgres();
+        let Stage::Postgres(postgres) = &stage else { unreachable!("it was made so") };
+        // It may go on for that long after the unanswered heartbeat, which is before the deadline.
+        let (log, locker) = (Log::default(), stage.locker(quick("a").stop_grace(Duration::from_secs(2))));
+        let (unblock, blocked) = mpsc::channel::<()>();
+        let (job_log, of_thread) = (log.clone(), locker.clone());
+        let stuck = thread::spawn(move || {
+            let job = async |lease: Lease| {
+                let _body = job_log.body("a");
+                if lease.term() == 1 {
+                    blocked.recv().unwrap();
+                }
+                // Not reached by the first term: it is dropped at its next await point.
+                tokio::task::yield_now().await;
+                Ok::<_, Infallible>(lease.term())
+            };
+            Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(of_thread.run("job", job))
+                .unwrap()
+        });
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        log.wait_for("a start", 1).await;
+        postgres.proxy.cut();
+        let name = Name::from("job");
+        let late = |health: &Health| matches!(&health.troubles[..], [Trouble::PastDeadline { name: of, .. }] if *of == name);
+        let stuck = |health: &Health| matches!(&health.troubles[..], [Trouble::Overrun { name: of, .. }] if *of == name);
+        let bad = eventually("it is past its deadline", || health(&locker), late).await;
+        assert!(bad.to_string().contains("past its deadline"), "{bad}");
+        let bad = eventually("it is past its grace", || health(&locker), stuck).await;
+        assert!(bad.to_string().contains("blocks its thread"), "{bad}");
+        until("the state says so too", || matches!(locker.state("job"), State::Overrun { .. })).await;
+        postgres.proxy.heal();
+        let direct = Locker::postgres(postgres.database.options(), quick("b")).unwrap();
+        let mut other = Member::on(&direct, "job", "b", &log);
+        other.leads().await;
+        other.stop().await.unwrap();
+        assert_eq!(log.count("a start"), 1);
+        assert!(stuck(&health(&locker)), "{:?}", health(&locker));
+        unblock.send(()).unwrap();
+    });
+        assert_eq!(stuck.join().unwrap(), Some(2));
+        assert!(health(&locker).is_good(), "{}", health(&locker));
+        assert_eq!(log.lines(), ["a start", "b start", "b end", "a end", "a start", "a end"]);
+    }
 }

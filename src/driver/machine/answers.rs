@@ -91,9 +91,9 @@ impl<H: Clone> Machine<H> {
                 self.terms = number;
                 let deadline = sent + self.bounds.trust;
                 let term = Arc::new(Term::new(place, number, now, deadline, Arc::clone(&self.options)));
-                info!(name = %place.name, term = number, identity = %self.options.identity, "acquired");
                 // A clean end of the term before: we were told of the release, and got the lease by asking then.
                 let clean = waiting.freed;
+                info!(name = %place.name, term = number, identity = %self.options.identity, handed_over = clean, "acquired");
                 let start_at =
                     (!clean && !place.takeover_delay.is_zero()).then(|| now + place.takeover_delay);
                 if first_lease {
@@ -170,8 +170,8 @@ impl<H: Clone> Machine<H> {
         now: Instant,
     ) -> Result<(), LossCause> {
         for (id, holder) in inquiry.asking.iter().zip(holders) {
-            if let (Some(candidate), Some(holder)) = (self.candidates.get(id), holder) {
-                candidate.name_holder(&holder, &self.options.identity, self.bounds.trust);
+            if let (Some(candidate), Some(holder)) = (self.candidates.get_mut(id), holder) {
+                candidate.name_holder(&holder, &self.options.identity, &self.options, self.bounds.trust);
             }
         }
         self.on_answer(sent, false, now)

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 use crate::driver::command::Place;
 use crate::driver::term::{OVERRUN_MARGIN, State, Term};
 use crate::error::LossCause;
+use crate::options::Options;
 use crate::store::Holder;
 
 pub(super) struct Candidate<H> {
@@ -82,6 +83,10 @@ impl Refusals {
         self.count >= self.ask_at
     }
 
+    const fn ask_again_soon(&mut self) {
+        self.ask_at = self.count.saturating_add(1);
+    }
+
     /// The store is being asked.
     pub(super) const fn asked(&mut self) {
         self.ask_at = self.count.saturating_mul(2);
@@ -95,10 +100,20 @@ impl<H> Candidate<H> {
     }
 
     /// Tells who is in the way. A healthy holder is heard of at least once in the time that it trusts an answer for.
-    pub(super) fn name_holder(&self, holder: &Holder, identity: &str, trust: Duration) {
-        let Phase::Waiting(Waiting { refusals: Refusals { count: refusals, .. }, .. }) = self.phase else {
-            return;
-        };
+    pub(super) fn name_holder(
+        &mut self,
+        holder: &Holder,
+        identity: &str,
+        options: &Options,
+        trust: Duration,
+    ) {
+        let Phase::Waiting(waiting) = &mut self.phase else { return };
+        if holder.silence.is_some_and(|silence| silence > 2 * options.heartbeat_interval && silence <= trust)
+        {
+            // A heartbeat is missing: looked at again soon, or the server may end it before anybody has said a word.
+            waiting.refusals.ask_again_soon();
+        }
+        let refusals = waiting.refusals.count;
         let name = &self.place.name;
         let Holder { identity: held_by, address, pid, age, silence } = holder;
         let held_by = held_by.as_deref().filter(|held_by| !held_by.is_empty()).unwrap_or("unknown");

@@ -35,6 +35,10 @@ impl Store for MemoryStore {
         enforcement(&self.world)
     }
 
+    fn address(&self) -> String {
+        "memory".to_owned()
+    }
+
     async fn connect(&mut self) -> Result<MemorySession, ConnectError> {
         // A real await point, as in a statement.
         tokio::task::yield_now().await;
@@ -136,6 +140,10 @@ impl Session for MemorySession {
 
     fn enforcement(&self) -> Enforcement {
         enforcement(&self.world)
+    }
+
+    fn address(&self) -> String {
+        "memory".to_owned()
     }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {

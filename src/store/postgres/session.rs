@@ -37,6 +37,8 @@ pub(crate) struct Held {
 
 pub(crate) struct PgSession {
     link: Link,
+    /// For people.
+    address: String,
     backend: Backend,
     /// None where the product is broken on purpose.
     marker: Option<i32>,
@@ -56,6 +58,7 @@ pub(crate) struct PgSession {
 impl PgSession {
     pub(super) fn new(
         link: Link,
+        address: String,
         (backend, marker): (Backend, Option<i32>),
         (enforcement, shortfalls): (Enforcement, Vec<String>),
         affinity: Affinity,
@@ -64,6 +67,7 @@ impl PgSession {
         debug!(pid = backend.pid, ?enforcement, "session with a PostgreSQL server");
         Self {
             link,
+            address,
             backend,
             marker,
             enforcement,
@@ -265,6 +269,10 @@ impl Session for PgSession {
 
     fn shortfalls(&self) -> Vec<String> {
         self.shortfalls.clone()
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
     }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
