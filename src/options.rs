@@ -365,7 +365,8 @@ impl fmt::Display for Options {
     }
 }
 
-/// What a set of [`Options`] promises, as numbers.
+/// What a set of [`Options`] promises, as numbers: where all replicas have the same ones. Where they differ, as in the
+/// middle of a deployment, the holder's ttl and the standby's intervals count.
 ///
 /// *Vacancy* is time in which nobody leads though a healthy candidate waits; *overlap* is time in which the body of an
 /// old term still runs while a new one's has started. `None` is no bound.

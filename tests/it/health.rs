@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::{CancellationToken, Health, Lease, Locker, Memory, Options, State, Trouble};
 use tokio::sync::watch;
 
-use crate::support::{AT_ONCE, Log, Member, Stage, eventually, now, on_every_store, quick, until};
+use crate::support::{AT_ONCE, Log, Member, eventually, now, on_every_store, quick, until};
 
 /// Intervals that a busy machine does not stretch to three times their length.
 fn calm(who: &str) -> Options {
@@ -125,7 +125,7 @@ mod on_a_server {
     use tokio::runtime::Builder;
 
     use super::*;
-    use crate::support::sleepy;
+    use crate::support::{Stage, sleepy};
 
     fn is_unanswered(health: &Health) -> bool {
         matches!(health.troubles[..], [Trouble::Unanswered { .. }])

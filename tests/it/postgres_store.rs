@@ -10,7 +10,8 @@ use crate::support::member::over;
 use crate::support::postgres::{Cluster, Login, PgBouncer, PoolMode};
 use crate::support::{Log, Member, now, pass, quick, sleepy, until};
 
-const LOCKS: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+/// But for the markers of the sessions, which are pairs.
+const LOCKS: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1";
 
 fn locker(cluster: &Cluster, options: Options) -> Locker {
     Locker::postgres(cluster.options(), options).unwrap()

@@ -52,6 +52,11 @@ impl Lock {
         self.subid == 2 && self.key == statements::marker_key(marker)
     }
 
+    fn is_marker_of_another(&self, marker: i32) -> bool {
+        let class = |key: i64| key >> 32;
+        self.subid == 2 && !self.is_marker(marker) && class(self.key) == class(statements::marker_key(marker))
+    }
+
     pub(super) fn is_for(&self, key: i64, mode: Mode) -> bool {
         self.is_of_64_bits() && self.key == key && self.is_shared == (mode == Mode::Shared)
     }
@@ -156,6 +161,9 @@ pub(super) async fn mark(
         return Ok(Some(marker));
     }
     link.fetch(statements::unmark(marker)).await.ok();
+    if look.backend == *backend && !look.locks.iter().any(|lock| lock.is_marker_of_another(marker)) {
+        return Err(ConnectError::UsedSession);
+    }
     let evidence = "two sessions were served by one server process";
     Err(ConnectError::Pooler { evidence: evidence.to_owned() })
 }
