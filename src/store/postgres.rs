@@ -149,7 +149,8 @@ impl Store for PgStore {
             let at = (self.at + nth) % count;
             // Those that do not answer leave the others their share of the time.
             let left = until.saturating_duration_since(clock::now());
-            let share = left / u32::try_from(count - nth).unwrap_or(u32::MAX);
+            let share = left.as_millis() / (count - nth) as u128;
+            let share = Duration::from_millis(share.try_into().unwrap_or(u64::MAX));
             match self.targets[at].connect(share, &self.config).await {
                 Ok(session) => {
                     self.at = at;

@@ -358,6 +358,23 @@ async fn a_standby_follows_its_primary() {
     primary.admin().sql("CREATE TABLE arrived ()");
     let look = || standby.admin().sql("SELECT to_regclass('arrived')");
     eventually("the table arrives", look, |rows| *rows == [["arrived"]]).await;
+    assert!(standby.admin().try_sql("CREATE TABLE refused ()").is_err());
+    assert_eq!(standby.admin().sql("SELECT pg_promote()"), [["t"]]);
+    standby.admin().sql("CREATE TABLE taken ()");
+}
+
+#[tokio::test]
+async fn a_paused_pooler_answers_nobody_until_it_goes_on() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::new(&cluster, PoolMode::Session, 2);
+    let console = bouncer.console();
+    console.sql("PAUSE");
+    let options = bouncer.options();
+    let asks = tokio::spawn(async move { PgConnection::connect_with(&options).await });
+    pass(std::time::Duration::from_millis(200)).await;
+    assert!(!asks.is_finished());
+    console.sql("RESUME");
+    asks.await.unwrap().unwrap().close().await.unwrap();
 }
 
 mod hosts {
