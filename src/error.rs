@@ -112,10 +112,7 @@ mod remedy {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The store did not answer in time.
-    #[error(
-        "the connection and its checks were not done within {}: is the store up? raise query_timeout if it is far away",
-        humantime::format_duration(*.limit)
-    )]
+    #[error("the store did not answer the connection within {}", humantime::format_duration(*.limit))]
     Timeout {
         /// The query timeout, which bounds connecting too; of several hosts, each has its share.
         limit: Duration,
