@@ -1,6 +1,5 @@
 //! `leasehold doctor`: whether the store can be used, and what to change.
 
-use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -8,7 +7,7 @@ use leasehold::{Check, Diagnosis, Verdict};
 use serde_json::{Value, json};
 
 use crate::common::Common;
-use crate::exit;
+use crate::{exit, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -34,15 +33,12 @@ pub(crate) struct Arguments {
 
 pub(crate) fn main(common: &Common, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (store, options) = (common.store()?, common.options()?);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = crate::runtime()?;
     let diagnosis = runtime.block_on(leasehold::diagnose(store, &options))?;
     // What hangs in the store must not keep the process.
     runtime.shutdown_background();
-    if arguments.json {
-        println!("{:#}", in_json(&diagnosis));
-    } else {
-        print(&diagnosis);
-    }
+    let text = if arguments.json { format!("{:#}", in_json(&diagnosis)) } else { in_lines(&diagnosis) };
+    output::print(&format!("{text}\n"))?;
     Ok(ExitCode::from(match (diagnosis.is_go(), diagnosis.is_permanent()) {
         (true, _) => 0,
         (false, true) => exit::REFUSED,
@@ -50,17 +46,14 @@ pub(crate) fn main(common: &Common, arguments: &Arguments) -> anyhow::Result<Exi
     }))
 }
 
-fn print(diagnosis: &Diagnosis) {
-    let coloured = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
-    if !coloured {
-        println!("{diagnosis}");
-        return;
+fn in_lines(diagnosis: &Diagnosis) -> String {
+    if !output::has_colours() {
+        return diagnosis.to_string();
     }
-    for check in &diagnosis.checks {
-        println!("{}{:7}\x1b[0m {check:#}", colour(check.verdict), check.verdict);
-    }
+    let line = |check: &Check| format!("{}{:7}\x1b[0m {check:#}\n", colour(check.verdict), check.verdict);
+    let checks: String = diagnosis.checks.iter().map(line).collect();
     let verdict = if diagnosis.is_go() { Verdict::Good } else { Verdict::Bad };
-    println!("{}{}\x1b[0m", colour(verdict), diagnosis.summary());
+    format!("{checks}{}{}\x1b[0m", colour(verdict), diagnosis.summary())
 }
 
 const fn colour(verdict: Verdict) -> &'static str {

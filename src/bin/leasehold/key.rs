@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use leasehold::{Key, Kind, Name};
 
+use crate::output;
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -42,16 +44,17 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let key = Key::of(kind, name.as_str());
     let holder = holder_sql(key);
-    if *json {
+    let text = if *json {
         let object = serde_json::json!({
             "name": name.as_str(), "key": key.get(), "hex": key.to_string(), "holder_sql": holder,
         });
-        println!("{object}");
+        object.to_string()
     } else if *sql {
-        println!("{holder}");
+        holder
     } else {
-        println!("{}\n\n-- who holds it, on PostgreSQL:\n{holder}", key.get());
-    }
+        format!("{}\n\n-- who holds it, on PostgreSQL:\n{holder}", key.get())
+    };
+    output::print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

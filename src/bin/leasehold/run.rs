@@ -73,7 +73,7 @@ enum Restart {
 
 pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
     Name::from(arguments.name.as_str()).validate().map_err(leasehold::Error::from)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = crate::runtime()?;
     let code = runtime.block_on(run(common, arguments));
     // Whatever still waits for a name server, it does not keep the process.
     runtime.shutdown_background();

@@ -171,7 +171,7 @@ impl<H: Clone> Machine<H> {
     ) -> Result<(), LossCause> {
         for (id, holder) in inquiry.asking.iter().zip(holders) {
             if let (Some(candidate), Some(holder)) = (self.candidates.get_mut(id), holder) {
-                candidate.name_holder(&holder, &self.options.identity, &self.options, self.bounds.trust);
+                candidate.name_holder(&holder, &self.options, self.bounds.trust);
             }
         }
         self.on_answer(sent, false, now)

@@ -100,13 +100,8 @@ impl<H> Candidate<H> {
     }
 
     /// Tells who is in the way. A healthy holder is heard of at least once in the time that it trusts an answer for.
-    pub(super) fn name_holder(
-        &mut self,
-        holder: &Holder,
-        identity: &str,
-        options: &Options,
-        trust: Duration,
-    ) {
+    pub(super) fn name_holder(&mut self, holder: &Holder, options: &Options, trust: Duration) {
+        let identity = &options.identity;
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         if holder.silence.is_some_and(|silence| silence > 2 * options.heartbeat_interval && silence <= trust)
         {
