@@ -50,3 +50,4 @@ mod processes;
 mod support;
 mod telemetry;
 mod timing;
+mod tokens;
