@@ -166,8 +166,15 @@ impl Candidate {
                 Standby::Driverless => return Err(RunError::Driver),
             };
             let is_begun = term.is_held(clock::now());
-            let returned =
-                if is_begun { attend(job(seat.lease(&term)), &term, &seat, &self.stops).await } else { None };
+            let returned = if is_begun {
+                let stop = async {
+                    term.stop(self.stops.next().await, clock::now());
+                    seat.draining(&term);
+                };
+                attend(job(seat.lease(&term)), &term, seat.address(), stop).await
+            } else {
+                None
+            };
             if is_begun && returned.is_none() {
                 let lost = matches!(term.reason(), Some(Reason::Lost(_)));
                 let why = if lost { "its grace after a loss" } else { "the drain timeout" };
@@ -265,21 +272,21 @@ impl Stops {
     }
 }
 
-/// Polls the job while its term allows it. `None` if the job had to be dropped. When this returns, the job's future
+/// Polls a job while its term allows it, and until then what tells it to stop. `None` if the job had to be dropped. When this returns, the job's future
 /// is gone.
 ///
 /// The clock is looked at before every poll: a process that was thawed too late polls the job no more, whatever the
 /// driver has noticed by then.
-async fn attend<T, E>(
-    job: impl Future<Output = Result<T, E>>,
+pub(crate) async fn attend<T>(
+    job: impl Future<Output = T>,
     term: &Term,
-    seat: &Seat,
-    stops: &Stops,
-) -> Option<Result<T, E>> {
+    address: (usize, Id),
+    stop: impl Future<Output = ()>,
+) -> Option<T> {
     let within = WITHIN.try_with(|outer| outer.to_vec()).unwrap_or_default();
-    let within: Arc<[_]> = within.into_iter().chain([seat.address()]).collect();
+    let within: Arc<[_]> = within.into_iter().chain([address]).collect();
     let mut job = pin!(job);
-    let mut stop = pin!(stops.next());
+    let mut stop = pin!(stop);
     // These only wake this future, so that the verdict is looked at again.
     let mut told = pin!(term.stop.cancelled());
     let mut lost = pin!(term.lost.cancelled());
@@ -288,11 +295,7 @@ async fn attend<T, E>(
     let mut stopping = false;
     let mut look = move |cx: &mut Context<'_>| {
         loop {
-            if !stopping && let Poll::Ready(reason) = stop.as_mut().poll(cx) {
-                stopping = true;
-                term.stop(reason, clock::now());
-                seat.draining(term);
-            }
+            stopping = stopping || stop.as_mut().poll(cx).is_ready();
             let _ = (told.as_mut().poll(cx), lost.as_mut().poll(cx));
             let Verdict::Poll { look_at } = term.verdict(clock::now()) else { return Verdict::Drop };
             if let Some(at) = look_at

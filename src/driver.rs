@@ -29,7 +29,6 @@ use crate::clock;
 use crate::driver::command::{Id, Report, Request};
 pub(crate) use crate::driver::machine::ANSWER_LIMIT;
 use crate::driver::machine::{Machine, Statement};
-use crate::driver::term::Reason;
 use crate::error::{ConnectError, LossCause};
 use crate::options::Options;
 use crate::sabotage::Sabotage;
@@ -264,6 +263,10 @@ async fn carry_out<S: Store>(
             Ok(minted) => return inbox.machine.on_minted(minting, minted, sent, clock::now()),
             Err(cause) => (Statement::Mint(minting), cause),
         },
+        Statement::Who(key, reply) => match inbox.answer(limit, session.holders(&[key])).await {
+            Ok(holders) => return inbox.machine.on_who(reply, holders, sent, clock::now()),
+            Err(cause) => (Statement::Who(key, reply), cause),
+        },
         Statement::Inquiry(inquiry) => match inbox.answer(limit, session.holders(&inquiry.keys)).await {
             Ok(holders) => return inbox.machine.on_holders(&inquiry, holders, sent, clock::now()),
             Err(cause) => (Statement::Inquiry(inquiry), cause),
@@ -356,7 +359,7 @@ impl<S: Store> Inbox<S> {
             Some(Request::Connect(reply)) => self.eager = Some(reply),
             Some(Request::Close { within, reply }) => {
                 self.closing = true;
-                self.machine.stop_all(&Reason::Closed, clock::now());
+                self.machine.close(clock::now());
                 self.closers.push((within, reply));
             }
             None => (self.closing, self.handles_gone) = (true, true),

@@ -236,6 +236,71 @@ fn listed(tried: &[(String, ConnectError)]) -> String {
     texts.join("; ")
 }
 
+/// Why a [`Lock`](crate::Lock) or [`RwLock`](crate::RwLock) was not acquired, or not held to the end. That somebody else holds it is no error,
+/// unless there was a limit to waiting.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// It was not this one's turn within the limit.
+    #[error(
+        "{name:?} was not to be had within {}{}",
+        humantime::format_duration(rounded(*.waited)), held_by(holder.as_deref())
+    )]
+    Timeout {
+        /// The name.
+        name: Name,
+        /// How long was waited.
+        waited: Duration,
+        /// Who held it, where that could be told in time.
+        holder: Option<String>,
+    },
+    /// The lock was lost while it was held: somebody else may have been in as well.
+    #[error("the lock was lost while it was held: {cause}")]
+    Lost {
+        /// Why.
+        cause: LossCause,
+    },
+    /// The Locker is closed, or was while this one waited.
+    #[error("the locker is closed")]
+    Closed,
+    /// The store must not be used, and trying again cannot mend that: see [`ConnectError::is_permanent`].
+    #[error(transparent)]
+    Refused(Arc<ConnectError>),
+    /// The name is not usable.
+    #[error(transparent)]
+    Name(NameError),
+    /// This Locker contends for as many names as [`Options::max_held`](crate::Options::max_held) allows.
+    #[error("this locker already contends for {max_held} names: raise max_held, or use a second Locker")]
+    TooManyNames {
+        /// How many that is.
+        max_held: usize,
+    },
+    /// The store could not tell. It holds nothing for this one.
+    #[error("the store could not tell: {reason}")]
+    Failed {
+        /// What it said, and what to change.
+        reason: String,
+    },
+    /// The store did not answer one who does not wait for others.
+    #[error("the store did not answer within {}", humantime::format_duration(*.limit))]
+    Unanswered {
+        /// The query timeout.
+        limit: Duration,
+    },
+    /// The driver, which speaks with the store, is gone: a bug in leasehold.
+    #[error("the driver of the locker is gone: make a new Locker, and report this with the log")]
+    Driver,
+}
+
+/// To milliseconds: nobody reads more.
+fn rounded(duration: Duration) -> Duration {
+    Duration::from_millis(duration.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+fn held_by(holder: Option<&str>) -> String {
+    holder.map(|holder| format!(": held by {holder}")).unwrap_or_default()
+}
+
 /// Why [`run`](crate::Locker::run) ended without the job's value.
 ///
 /// It implements [`std::error::Error`] for every `E` that can be shown, also one that is no error itself, such as

@@ -32,6 +32,10 @@ impl Lease {
         Self { term, id, driver }
     }
 
+    pub(crate) const fn shared(&self) -> &Arc<Term> {
+        &self.term
+    }
+
     /// Gives the name that is led.
     #[must_use]
     pub fn name(&self) -> &Name {
@@ -135,6 +139,10 @@ impl Lease {
     ///
     /// Cancel-safe: a token that nobody was given is never seen again, and the next call makes another one.
     pub async fn fencing_token(&self) -> Result<FencingToken, TokenError> {
+        if !self.term.is_exclusive {
+            let reason = "readers have none: others hold the lock at the same time".to_owned();
+            return Err(TokenError::Refused { reason });
+        }
         let token = self.term.token.get_or_try_init(|| self.mint()).await;
         match self.reason() {
             Some(reason) if !self.is_held() => Err(TokenError::Over { reason }),

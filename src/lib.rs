@@ -39,6 +39,7 @@
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
 //! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late.
+//! * [`Lock`], [`RwLock`] and [`LockGuard`]: critical sections, on the same session.
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
 //! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
@@ -81,6 +82,7 @@ mod error;
 mod fence;
 mod health;
 mod lease;
+mod lock;
 mod locker;
 mod name;
 mod observe;
@@ -89,16 +91,18 @@ mod sabotage;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod turns;
 mod watch;
 
 pub use candidate::Candidate;
 pub use diagnosis::{Check, Diagnosis, Verdict};
 pub use doctor::diagnose;
 pub use driver::term::{Reason, State};
-pub use error::{ConnectError, Error, LossCause, RunError, UrlError};
+pub use error::{ConnectError, Error, LockError, LossCause, RunError, UrlError};
 pub use fence::{FencingToken, TokenError};
 pub use health::{Health, Trouble};
 pub use lease::Lease;
+pub use lock::{Lock, LockGuard, RwLock};
 pub use locker::Locker;
 pub use name::{Key, Kind, MAX_NAME_BYTES, Name, NameError};
 pub use observe::{Election, Handover, Observer, Participant, Role, Snapshot, Watch};

@@ -5,7 +5,7 @@ use std::collections::btree_map;
 use std::fmt;
 use std::future::Future;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,17 +18,19 @@ use tracing::instrument::WithSubscriber as _;
 use crate::candidate::{self, Candidate};
 use crate::clock;
 use crate::driver::Driver;
-use crate::driver::command::{Again, Command, Grant, Id, Parting, Place, Report, Request};
+use crate::driver::command::{self, Again, Command, Grant, Id, Parting, Place, Purpose, Report, Request};
 use crate::driver::term::{Shown, State, Term};
 use crate::error::{Error, RunError};
 use crate::health::{self, Health, Trouble};
 use crate::lease::Lease;
+use crate::lock::{Lock, RwLock};
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 use crate::store::file::FileStore;
 #[cfg(feature = "postgres")]
 use crate::store::postgres::PgStore;
 use crate::store::{Location, Message, Store};
+use crate::turns::Turns;
 use crate::watch::StateWatch;
 
 /// One process's session with the store that everybody shares.
@@ -50,7 +52,11 @@ pub(crate) struct Inner {
     /// Cancelled by `close`.
     pub(crate) closing: CancellationToken,
     names: Mutex<BTreeMap<Name, Entry>>,
+    /// How many of the names have a candidate.
+    seats: AtomicUsize,
     next_id: AtomicU64,
+    /// Of the tasks that want into sections.
+    pub(crate) turns: Arc<Turns>,
 }
 
 /// One name: what its candidate does as the driver shows it, and as the candidate's own run does.
@@ -213,7 +219,9 @@ impl Locker {
             options: Arc::clone(&options),
             closing: CancellationToken::new(),
             names: Mutex::default(),
+            seats: AtomicUsize::new(0),
             next_id: AtomicU64::new(0),
+            turns: Arc::default(),
         };
         (Self { inner: Arc::new(inner) }, Driver::new(store, options, reports, rng, inbox))
     }
@@ -256,6 +264,19 @@ impl Locker {
     /// Prepares a candidate for `name`.
     pub fn candidate(&self, name: impl Into<Name>) -> Candidate {
         Candidate::new(Arc::clone(&self.inner), name.into())
+    }
+
+    /// Names a critical section: one task at a time is in it. No I/O; a name that cannot be used is told by the first
+    /// acquire. Sections, leases and [`rw_lock`](Self::rw_lock)s of equal names have nothing to do with each other.
+    #[must_use]
+    pub fn lock(&self, name: impl Into<Name>) -> Lock {
+        Lock::new(Arc::clone(&self.inner), name.into(), None)
+    }
+
+    /// Names a critical section: many readers or one writer are in it. As [`lock`](Self::lock) otherwise.
+    #[must_use]
+    pub fn rw_lock(&self, name: impl Into<Name>) -> RwLock {
+        RwLock::new(Arc::clone(&self.inner), name.into(), None)
     }
 
     /// Closes: every job is told to stop, every lease is released when its job has ended, every run now or later
@@ -443,6 +464,24 @@ impl Inner {
         if self.closing.is_cancelled() { Error::Closed } else { Error::Driver }
     }
 
+    pub(crate) fn tell(&self, command: Command) {
+        // Without a driver there is nothing to tell; whoever waits for an answer learns it there.
+        self.send(Request::Command(command)).ok();
+    }
+
+    pub(crate) fn driver(&self) -> mpsc::WeakUnboundedSender<Request> {
+        self.requests.downgrade()
+    }
+
+    pub(crate) fn next_id(&self) -> Id {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// How many names have a candidate.
+    pub(crate) fn candidates(&self) -> usize {
+        self.seats.load(Ordering::Relaxed)
+    }
+
     /// Takes the one seat that a name has on this Locker.
     pub(crate) fn seat<E>(
         self: &Arc<Self>,
@@ -451,26 +490,28 @@ impl Inner {
         shutdown: Option<CancellationToken>,
     ) -> Result<Seat, RunError<E>> {
         let mut names = self.names();
-        let taken = names.values().filter(|entry| entry.is_taken()).count();
         let entry = names.entry(name.clone()).or_insert_with(Entry::free);
         if entry.is_taken() {
             return Err(RunError::AlreadyRunning { name: name.clone() });
         }
-        if taken >= self.options.max_held {
+        if self.candidates() + self.turns.keys() >= self.options.max_held {
             return Err(RunError::TooManyNames { max_held: self.options.max_held });
         }
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_id();
         entry.shown.send_replace(Shown { candidate: Some(id), state: State::Standby });
+        self.seats.fetch_add(1, Ordering::Relaxed);
         let shown = entry.shown.clone();
         let (grants, granted) = mpsc::unbounded_channel();
         let place = Place {
             id,
             name: name.clone(),
             key: Key::of(Kind::Lease, name.as_str()),
-            takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
-            shutdown,
-            grants,
-            shown,
+            purpose: Purpose::Run(command::Run {
+                takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
+                shutdown,
+                grants,
+                shown,
+            }),
         };
         // Under the lock of the names, so that the driver hears of the candidates of one name in their order.
         self.send(Request::Command(Command::Enlist(place))).ok();
@@ -496,7 +537,7 @@ impl Seat {
     /// The lease of a term whose job starts now.
     pub(crate) fn lease(&self, term: &Arc<Term>) -> Lease {
         self.runs(Run::Works(Arc::clone(term)));
-        Lease::new(Arc::clone(term), self.id, self.inner.requests.downgrade())
+        Lease::new(Arc::clone(term), self.id, self.inner.driver())
     }
 
     pub(crate) fn contend(&self, again: Again) {
@@ -535,18 +576,18 @@ impl Seat {
     }
 
     fn tell(&self, command: Command) {
-        // Without a driver there is nothing to tell; whoever waits for an answer learns it there.
-        self.inner.send(Request::Command(command)).ok();
+        self.inner.tell(command);
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut names = self.inner.names();
-        self.tell(Command::Withdraw(self.id));
+        self.tell(Command::Leave(self.id, None));
         if let btree_map::Entry::Occupied(mut entry) = names.entry(self.name.clone()) {
             entry.get_mut().run = Run::Rests;
             entry.get().shown.send_replace(Shown::NOBODY);
+            self.inner.seats.fetch_sub(1, Ordering::Relaxed);
             if entry.get().shown.receiver_count() == 0 {
                 entry.remove();
             }

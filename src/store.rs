@@ -76,12 +76,12 @@ impl Enforcement {
 /// Whether others may hold the key at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
+    /// Nobody else.
     Exclusive,
-    #[cfg_attr(
-        not(any(test, feature = "postgres")),
-        expect(dead_code, reason = "shared locks; the stores prove that the seam carries them")
-    )]
-    Shared,
+    /// Others that read, of this session as well. Refused while somebody is known to wait for writing.
+    Read,
+    /// Nobody else. Whoever waits for it, registered as such, keeps new readers out.
+    Write,
 }
 
 /// One attempt to take a key.

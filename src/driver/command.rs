@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
 use crate::name::{Key, Name};
-use crate::store::{Enforcement, Message, Minted, Presence, Seen};
+use crate::store::{Enforcement, Holder, Message, Minted, Mode, Presence, Seen};
 
 /// What the driver tells the handles of the store, whenever it learns it.
 #[derive(Clone, Debug)]
@@ -48,8 +48,12 @@ pub(crate) enum Command {
     Contend(Id, Again),
     /// It stops asking for now, and runs no job.
     Rest(Id),
-    /// It leaves for good, and runs no job.
-    Withdraw(Id),
+    /// It leaves for good, and runs no job: what it holds is released. Tells how that term ended.
+    Leave(Id, Option<oneshot::Sender<Parting>>),
+    /// Somebody takes a seat and asks at once, for one grant.
+    Enter(Place),
+    /// Who holds this key, as far as the store can tell within the query timeout?
+    Who(Key, oneshot::Sender<Option<Holder>>),
     /// Its job is to stop, if this is still its term.
     Stop { id: Id, term: u64, reason: Reason },
     /// Its job of that term has ended, its future has been dropped.
@@ -75,6 +79,19 @@ pub(crate) struct Place {
     pub(crate) id: Id,
     pub(crate) name: Name,
     pub(crate) key: Key,
+    pub(crate) purpose: Purpose,
+}
+
+/// What somebody asks for.
+#[derive(Debug)]
+pub(crate) enum Purpose {
+    Run(Run),
+    Section(Section),
+}
+
+/// To lead, again and again.
+#[derive(Debug)]
+pub(crate) struct Run {
     pub(crate) takeover_delay: Duration,
     /// Tells its jobs to stop of itself, so that one that blocks its thread hears of it too.
     pub(crate) shutdown: Option<CancellationToken>,
@@ -82,10 +99,39 @@ pub(crate) struct Place {
     pub(crate) shown: watch::Sender<Shown>,
 }
 
+/// To enter a critical section once.
+#[derive(Debug)]
+pub(crate) struct Section {
+    pub(crate) mode: Mode,
+    /// How long the store keeps the key for a silent holder, where keys expire. `None`: as for leases.
+    pub(crate) ttl: Option<Duration>,
+    /// Who does not wait for others: only for the answer, until then. It is not registered as waiting.
+    pub(crate) try_until: Option<Instant>,
+    /// Taken when it is told.
+    pub(crate) answer: Option<oneshot::Sender<Admission>>,
+}
+
+/// What becomes of one who asks to enter.
+#[derive(Debug)]
+pub(crate) enum Admission {
+    Granted(Arc<Term>),
+    /// Somebody else is in, and whoever asks does not wait.
+    Busy,
+    /// The store must not be used.
+    Refused(Arc<ConnectError>),
+    /// The store could not tell. The text says why and what to change.
+    Failed(String),
+    /// The store did not answer in time.
+    Unanswered,
+    /// The Locker is being closed.
+    Closed,
+}
+
 impl Place {
     /// Shows what the candidate is doing, unless it has left its seat meanwhile. Tells whether that is news.
     pub(crate) fn show(&self, state: State) -> bool {
-        self.shown.send_if_modified(|shown| {
+        let Purpose::Run(Run { shown, .. }) = &self.purpose else { return true };
+        shown.send_if_modified(|shown| {
             let is_news = shown.candidate == Some(self.id) && shown.state != state;
             if is_news {
                 shown.state = state;
@@ -94,16 +140,74 @@ impl Place {
         })
     }
 
-    /// Tells the run that its job may start.
-    pub(crate) fn lead(&self, term: &Arc<Term>, now: Instant) {
-        self.show(State::Leading { term: term.number, since: now });
-        // A run that has gone says so itself, and the lease is released then.
-        self.grants.send(Ok(Arc::clone(term))).ok();
+    /// Tells whoever asked that the term has begun. One who has gone says so itself, and the lease is released then.
+    pub(crate) fn begin(&mut self, term: &Arc<Term>, now: Instant) {
+        match &mut self.purpose {
+            Purpose::Run(run) => {
+                let grants = run.grants.clone();
+                self.show(State::Leading { term: term.number, since: now });
+                grants.send(Ok(Arc::clone(term))).ok();
+            }
+            Purpose::Section(_) => self.answer(Admission::Granted(Arc::clone(term))),
+        }
     }
 
-    /// Tells the run that the store must not be used.
-    pub(crate) fn refuse(&self, error: &Arc<ConnectError>) {
-        self.grants.send(Err(Arc::clone(error))).ok();
+    /// What is waited for before the term begins, where the end of the one before was not clean.
+    pub(crate) const fn takeover_delay(&self) -> Duration {
+        match &self.purpose {
+            Purpose::Run(run) => run.takeover_delay,
+            Purpose::Section(_) => Duration::ZERO,
+        }
+    }
+
+    pub(crate) const fn mode(&self) -> Mode {
+        match &self.purpose {
+            Purpose::Run(_) => Mode::Exclusive,
+            Purpose::Section(section) => section.mode,
+        }
+    }
+
+    /// Tells one who asked to enter. It is told once.
+    pub(crate) fn answer(&mut self, admission: Admission) {
+        if let Purpose::Section(Section { answer, .. }) = &mut self.purpose
+            && let Some(answer) = answer.take()
+        {
+            answer.send(admission).ok();
+        }
+    }
+
+    /// Tells whoever asked that the store must not be used.
+    pub(crate) fn refuse(&mut self, error: &Arc<ConnectError>) {
+        match &self.purpose {
+            Purpose::Run(run) => drop(run.grants.send(Err(Arc::clone(error)))),
+            Purpose::Section(_) => self.answer(Admission::Refused(Arc::clone(error))),
+        }
+    }
+
+    pub(crate) const fn shutdown(&self) -> Option<&CancellationToken> {
+        match &self.purpose {
+            Purpose::Run(run) => run.shutdown.as_ref(),
+            Purpose::Section(_) => None,
+        }
+    }
+
+    pub(crate) const fn ttl(&self) -> Option<Duration> {
+        match &self.purpose {
+            Purpose::Run(_) => None,
+            Purpose::Section(section) => section.ttl,
+        }
+    }
+
+    /// Until when one who does not wait for others waits for the answer.
+    pub(crate) const fn try_until(&self) -> Option<Instant> {
+        match &self.purpose {
+            Purpose::Run(_) => None,
+            Purpose::Section(section) => section.try_until,
+        }
+    }
+
+    pub(crate) const fn is_run(&self) -> bool {
+        matches!(self.purpose, Purpose::Run(_))
     }
 }
 

@@ -8,7 +8,7 @@ mod candidate;
 mod rollcall;
 mod statement;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use self::candidate::{Candidate, Phase, Waiting};
 pub(crate) use self::rollcall::ANSWER_LIMIT;
 pub(crate) use self::statement::Statement;
 use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Release, Task};
-use super::command::{Again, Command, Id, Parting};
+use super::command::{Admission, Again, Command, Id, Parting, Place};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
@@ -59,8 +59,17 @@ pub(crate) struct Machine<H> {
     /// The last statement was a heartbeat: an exchange comes first if there is one, so that heartbeats that take
     /// longer than their interval starve nobody.
     exchange_is_next: bool,
+    doors: Doors,
+}
+
+/// Who is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doors {
+    Open,
+    /// Nobody enters a section any more; runs see for themselves.
+    Closing,
     /// The driver is gone: nobody is granted anything any more.
-    dismissed: bool,
+    Dismissed,
 }
 
 /// How often the log says that a job which was told to stop goes on: without a drain timeout that may be for ever.
@@ -86,7 +95,7 @@ impl<H: Clone> Machine<H> {
             heartbeat_sent: now,
             sent: now,
             exchange_is_next: false,
-            dismissed: false,
+            doors: Doors::Open,
         }
     }
 
@@ -113,8 +122,18 @@ impl<H: Clone> Machine<H> {
                 self.candidates.insert(place.id, Candidate { place, phase: Phase::Resting });
             }
             Command::Contend(id, again) => self.contend(id, again, now),
-            Command::Rest(id) => self.vacate(id, now, false),
-            Command::Withdraw(id) => self.vacate(id, now, true),
+            Command::Rest(id) => {
+                self.vacate(id, None, now);
+                if let Some(candidate) = self.candidates.get(&id) {
+                    candidate.place.show(State::Standby);
+                }
+            }
+            Command::Leave(id, done) => {
+                self.vacate(id, done, now);
+                self.candidates.remove(&id);
+            }
+            Command::Enter(place) => self.enter(place, now),
+            Command::Who(key, reply) => self.run_errand(Task::Who(key, reply), now),
             Command::Stop { id, term, reason } => self.stop(id, Some(term), reason, now),
             Command::Ended { id, term, done } => self.on_ended(id, term, done, now),
             Command::Check { id, term, reply } if self.holds(id, term) => {
@@ -131,7 +150,7 @@ impl<H: Clone> Machine<H> {
     }
 
     fn contend(&mut self, id: Id, again: Again, now: Instant) {
-        if self.dismissed {
+        if self.doors == Doors::Dismissed {
             self.candidates.remove(&id);
             return;
         }
@@ -152,27 +171,71 @@ impl<H: Clone> Machine<H> {
         candidate.phase = Phase::Waiting(Waiting::from(not_before.unwrap_or(now)));
     }
 
+    /// Somebody asks to enter a section.
+    fn enter(&mut self, mut place: Place, now: Instant) {
+        match self.doors {
+            Doors::Open => {
+                let phase = Phase::Waiting(Waiting::from(now));
+                self.candidates.insert(place.id, Candidate { place, phase });
+            }
+            Doors::Closing => place.answer(Admission::Closed),
+            // It learns it from its closed channel.
+            Doors::Dismissed => {}
+        }
+    }
+
     /// A candidate stops asking, for now or for good. No job of it runs any more: what it holds is released.
-    fn vacate(&mut self, id: Id, now: Instant, for_good: bool) {
+    fn vacate(&mut self, id: Id, done: Option<oneshot::Sender<Parting>>, now: Instant) {
         let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        let key = candidate.place.key;
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
             Phase::Held { held, term, start_at, .. } => {
+                // Where its deadline has passed unnoticed, it was lost: who asks is told so by nobody's answer.
+                let done = done.filter(|_| term.is_held(now));
                 term.finish(now);
-                let release = Release::new(held, &candidate.place, &term, None);
+                let release = Release::new(held, &candidate.place, &term, done);
                 self.releases.push(if start_at.is_some() { release.unused() } else { release });
             }
-            Phase::Waiting(waiting) if waiting.registered => self.withdrawals.push(candidate.place.key),
+            Phase::Waiting(waiting) if waiting.registered => self.withdraw(key),
             Phase::Resting | Phase::Waiting(_) | Phase::Lost { .. } => {}
         }
-        if for_good {
-            self.candidates.remove(&id);
-        } else {
-            candidate.place.show(State::Standby);
+    }
+
+    /// One who waited for a key does so no more: nor does the session, unless others on it do.
+    fn withdraw(&mut self, key: Key) {
+        let waits = |candidate: &Candidate<H>| {
+            candidate.place.key == key
+                && matches!(&candidate.phase, Phase::Waiting(waiting) if waiting.registered)
+        };
+        if !self.candidates.values().any(waits) {
+            self.withdrawals.push(key);
+        }
+    }
+
+    /// The Locker is being closed: every job is told to stop, and nobody is let in any more.
+    pub(crate) fn close(&mut self, now: Instant) {
+        self.doors = Doors::Closing;
+        self.stop_all(&Reason::Closed, now);
+        let waits = |candidate: &Candidate<H>| {
+            !candidate.place.is_run() && matches!(candidate.phase, Phase::Waiting(_))
+        };
+        let waiting: Vec<Id> =
+            self.candidates.iter().filter(|(_, candidate)| waits(candidate)).map(|(id, _)| *id).collect();
+        for id in waiting {
+            self.turn_away(id, Admission::Closed, now);
+        }
+    }
+
+    /// One who asked to enter is not let in, and asks no more.
+    fn turn_away(&mut self, id: Id, admission: Admission, now: Instant) {
+        self.vacate(id, None, now);
+        if let Some(mut candidate) = self.candidates.remove(&id) {
+            candidate.place.answer(admission);
         }
     }
 
     /// Tells every job to stop, while its lease is held.
-    pub(crate) fn stop_all(&mut self, reason: &Reason, now: Instant) {
+    fn stop_all(&mut self, reason: &Reason, now: Instant) {
         let ids: Vec<Id> = self.candidates.keys().copied().collect();
         for id in ids {
             self.stop(id, None, reason.clone(), now);
@@ -249,14 +312,20 @@ impl<H: Clone> Machine<H> {
             }
         }
         let no_deadline = self.options.is_broken(Sabotage::NoDeadline);
-        for candidate in self.candidates.values_mut() {
+        let mut unanswered = Vec::new();
+        for (id, candidate) in &mut self.candidates {
             match &mut candidate.phase {
+                Phase::Waiting(waiting)
+                    if !waiting.asking && candidate.place.try_until().is_some_and(|at| now >= at) =>
+                {
+                    unanswered.push(*id);
+                }
                 Phase::Held { term, .. } if !no_deadline && now >= term.deadline() => {
                     return Err(LossCause::Deadline);
                 }
                 Phase::Held { term, start_at, .. } if start_at.is_some_and(|at| now >= at) => {
                     *start_at = None;
-                    candidate.place.lead(term, now);
+                    candidate.place.begin(term, now);
                 }
                 Phase::Held { term, remind_at, .. } if remind_at.is_some_and(|at| now >= at) => {
                     *remind_at = Some(now + REMINDER);
@@ -267,14 +336,19 @@ impl<H: Clone> Machine<H> {
                 }
                 Phase::Lost { term, overrun_at, overrun } if !*overrun && now >= *overrun_at => {
                     *overrun = true;
-                    error!(
-                        name = %term.name, term = term.number, identity = %self.options.identity,
+                    let why = if candidate.place.is_run() {
                         "the job could not be dropped when its grace was over: it blocks its thread"
-                    );
+                    } else {
+                        "the lock is lost, and its guard was not dropped when the grace was over"
+                    };
+                    error!(name = %term.name, term = term.number, identity = %self.options.identity, "{why}");
                     candidate.place.show(State::Overrun { since: now });
                 }
                 _ => {}
             }
+        }
+        for id in unanswered {
+            self.turn_away(id, Admission::Unanswered, now);
         }
         Ok(())
     }
@@ -287,6 +361,7 @@ impl<H: Clone> Machine<H> {
                 start_at.iter().chain(remind_at).copied().chain([term.deadline()]).min()
             }
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
+            Phase::Waiting(Waiting { asking: false, .. }) => candidate.place.try_until(),
             _ => None,
         });
         let errands = self.errands.front().into_iter().chain(self.calls.front());
@@ -373,10 +448,7 @@ impl<H: Clone> Machine<H> {
             || !self.withdrawals.is_empty()
             || !self.errands.is_empty()
             || !self.calls.is_empty()
-            || self
-                .candidates
-                .values()
-                .any(|candidate| self.is_due(candidate, now) || candidate.wants_to_know())
+            || self.candidates.values().any(|candidate| candidate.is_due(now) || candidate.wants_to_know())
     }
 
     /// Who is in the way of those who were refused again and again?
@@ -392,17 +464,19 @@ impl<H: Clone> Machine<H> {
         (!keys.is_empty()).then_some(Inquiry { keys, asking })
     }
 
-    fn is_due(&self, candidate: &Candidate<H>, now: Instant) -> bool {
-        match &candidate.phase {
-            Phase::Waiting(waiting) => {
-                !waiting.asking
-                    && waiting.due.is_some_and(|at| now >= at)
-                    && waiting.not_before.is_none_or(|at| now >= at)
-                    // Not in one breath with our own release of it, or other processes would starve.
-                    && self.releases.iter().all(|release| release.key != candidate.place.key)
-            }
-            _ => false,
+    /// Whoever waits to read what another one here asks for, asks as well: who is granted a key waits for it no more, and
+    /// that is so for the whole session.
+    fn join_in(&self, asking: &mut Vec<Id>, now: Instant) {
+        let reads = |id: &Id| self.candidates.get(id).is_some_and(|it| it.place.mode() == Mode::Read);
+        if !asking.iter().any(reads) {
+            return;
         }
+        let read: HashSet<Key> =
+            asking.iter().filter(|id| reads(id)).map(|id| self.candidates[id].place.key).collect();
+        let joins = |candidate: &Candidate<H>| {
+            candidate.waits_idly() && !candidate.is_due(now) && read.contains(&candidate.place.key)
+        };
+        asking.extend(self.candidates.iter().filter(|(_, candidate)| joins(candidate)).map(|(id, _)| *id));
     }
 
     /// Every waiting name is due. The next poll is set when one of them was asked for in vain: whoever waits is due, is
@@ -411,7 +485,7 @@ impl<H: Clone> Machine<H> {
         self.poll_at = None;
         for candidate in self.candidates.values_mut() {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
-                waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
+                waiting.wake(now);
             }
         }
     }
@@ -432,12 +506,14 @@ impl<H: Clone> Machine<H> {
     }
 
     fn batch(&mut self, now: Instant) -> Option<Batch<H>> {
-        let asking: Vec<Id> = self
-            .candidates
-            .iter()
-            .filter(|(_, candidate)| self.is_due(candidate, now))
-            .map(|(id, _)| *id)
-            .collect();
+        let freed: HashSet<Key> = self.releases.iter().map(|release| release.key).collect();
+        let is_due = |candidate: &Candidate<H>| {
+            // Not in one breath with our own release of it, or other processes would starve.
+            candidate.is_due(now) && !freed.contains(&candidate.place.key)
+        };
+        let due = self.candidates.iter().filter(|(_, candidate)| is_due(candidate));
+        let mut asking: Vec<Id> = due.map(|(id, _)| *id).collect();
+        self.join_in(&mut asking, now);
         if asking.is_empty() && self.releases.is_empty() && self.withdrawals.is_empty() {
             return None;
         }
@@ -455,9 +531,9 @@ impl<H: Clone> Machine<H> {
             asks.push(Ask {
                 key: place.key,
                 name: place.name.clone(),
-                mode: Mode::Exclusive,
-                ttl: self.bounds.ttl,
-                register: !waiting.registered,
+                mode: place.mode(),
+                ttl: self.bounds.ttl.max(place.ttl().unwrap_or_default()),
+                register: !waiting.registered && place.try_until().is_none(),
             });
         }
         let releases = std::mem::take(&mut self.releases);
@@ -473,12 +549,41 @@ impl<H: Clone> Machine<H> {
         Some(Batch { exchange, releases, asking })
     }
 
+    /// How long the store is to keep a key for a silent holder, where it can.
+    fn ttl(&self, place: &Place) -> Duration {
+        self.bounds.ttl.max(place.ttl().unwrap_or_default())
+    }
+
+    /// For how long an answer about a key is trusted.
+    fn trust(&self, ttl: Duration) -> Duration {
+        // Where the end of a session frees its keys, that comes for all of them at once.
+        let longer = if self.enforcement.any_answer_renews {
+            Duration::ZERO
+        } else {
+            ttl.saturating_sub(self.bounds.ttl)
+        };
+        self.bounds.trust + longer
+    }
+
+    /// What is released here is free for others here as well.
+    fn wake_waiting(&mut self, releases: &[Release<H>], now: Instant) {
+        if releases.is_empty() {
+            return;
+        }
+        let freed: HashSet<Key> = releases.iter().map(|release| release.key).collect();
+        for candidate in self.candidates.values_mut().filter(|it| freed.contains(&it.place.key)) {
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.wake(now);
+            }
+        }
+    }
+
     /// A key was released by somebody: ask at once, and once more if a question is on its way.
     pub(crate) fn on_freed(&mut self, freed: Freed, now: Instant) {
         for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == freed.key) {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
                 waiting.freed = freed.is_clean;
-                waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
+                waiting.wake(now);
             }
         }
     }
@@ -488,7 +593,7 @@ impl<H: Clone> Machine<H> {
         for candidate in self.candidates.values_mut().filter(|candidate| candidate.place.key == key) {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
                 waiting.registered = false;
-                waiting.due = Some(waiting.not_before.map_or(now, |at| at.max(now)));
+                waiting.wake(now);
             }
         }
     }
@@ -536,13 +641,15 @@ impl<H: Clone> Machine<H> {
                 candidate.place.refuse(error);
             }
         }
+        self.candidates
+            .retain(|_, candidate| candidate.place.is_run() || !matches!(candidate.phase, Phase::Resting));
         self.poll_at = None;
     }
 
     /// The driver is gone: nobody is granted anything any more, and the runs learn it from their closed channels. Those
     /// whose jobs have not ended learn it when they ask again.
     pub(crate) fn dismiss(&mut self) {
-        self.dismissed = true;
+        self.doors = Doors::Dismissed;
         self.candidates.retain(|_, candidate| matches!(candidate.phase, Phase::Lost { .. }));
     }
 }

@@ -14,6 +14,7 @@ use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::options::Options;
 use crate::sabotage::Sabotage;
+use crate::store::Mode;
 
 /// A run drops its job at the instant when the grace is over; only this much later the job is taken for stuck. Well
 /// inside the slack of every ttl.
@@ -94,6 +95,8 @@ pub(crate) struct Term {
     pub(crate) name: Name,
     /// Counts the terms of one Locker, from 1.
     pub(crate) number: u64,
+    /// Nobody else holds the key meanwhile.
+    pub(crate) is_exclusive: bool,
     /// When it was granted.
     pub(crate) since: Instant,
     /// Tells the job to stop, for whatever reason.
@@ -144,8 +147,9 @@ impl Term {
         Self {
             name: place.name.clone(),
             number,
+            is_exclusive: place.mode() != Mode::Read,
             since,
-            stop: place.shutdown.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token),
+            stop: place.shutdown().map_or_else(CancellationToken::new, CancellationToken::child_token),
             lost: CancellationToken::new(),
             token: OnceCell::new(),
             options,
@@ -262,6 +266,7 @@ mod tests {
 
     use super::*;
     use crate::clock;
+    use crate::driver::command::{Purpose, Run};
     use crate::name::{Key, Kind};
 
     const fn ms(milliseconds: u64) -> Duration {
@@ -280,7 +285,8 @@ mod tests {
         let key = Key::of(Kind::Lease, "job");
         let (grants, _) = mpsc::unbounded_channel();
         let shown = watch::Sender::new(Shown::NOBODY);
-        Place { id: 1, name, key, takeover_delay: Duration::ZERO, shutdown, grants, shown }
+        let run = Run { takeover_delay: Duration::ZERO, shutdown, grants, shown };
+        Place { id: 1, name, key, purpose: Purpose::Run(run) }
     }
 
     /// F-36

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! <directory>/<key, 16 hex digits>.lock      one file per key, never unlinked; its line says who got it last
+//! <directory>/<key, 16 hex digits>.writes    locked by who waits to write, so that no new readers come in
 //! <directory>/<key, 16 hex digits>.token     the last fencing token of the key
 //! <directory>/peers/<identity>-<random>.sock one datagram socket per session (Unix): wake-ups and messages
 //! ```
@@ -29,7 +30,9 @@ pub(crate) use self::examine::examine;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};
-use super::{Answer, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Seen, Session, Store};
+use super::{
+    Answer, Enforcement, Event, Exchange, Exchanged, Freed, Holder, Message, Minted, Seen, Session, Store,
+};
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::name::Key;
 
@@ -210,21 +213,26 @@ impl Session for FileSession {
         for key in &exchange.withdrawals {
             self.waiting.remove(key);
         }
+        let withdrawals = exchange.withdrawals.clone();
         let registered = exchange.asks.iter().filter(|ask| ask.register).map(|ask| ask.key);
         self.waiting.extend(registered);
 
-        let (giving_back, asks) = (exchange.releases.clone(), exchange.asks.clone());
+        let giving_back = exchange.releases.clone();
+        let asks: Vec<_> =
+            exchange.asks.iter().map(|ask| (ask.clone(), self.waiting.contains(&ask.key))).collect();
         let work = move |shared: &Arc<Shared>, locks: &mut Locks| {
             locks.check_directory()?;
             let mut freed = Vec::new();
             let released = giving_back.iter().map(|lease| locks.release(lease, &mut freed)).collect();
+            let withdrawn = withdrawals.iter().filter(|key| locks.withdraw(**key));
+            freed.extend(withdrawn.map(|key| Freed { key: *key, is_clean: false }));
             shared.outbox().freed(&freed);
             let mut answers = Vec::with_capacity(asks.len());
-            for ask in &asks {
+            for (ask, waits) in &asks {
                 if shared.is_abandoned() {
                     break;
                 }
-                answers.push(locks.take(ask));
+                answers.push(locks.take(ask, *waits));
             }
             Ok((Exchanged { released, answers }, freed))
         };

@@ -168,7 +168,12 @@ impl Memory {
 
     /// Takes a lease away from a process without a word; its session lives. Nobody is pushed awake.
     pub fn revoke(&self, identity: &str, name: &Name) {
-        self.world.with(|state, _| state.server.revoke(identity, Some(lease(name))));
+        self.revoke_key(identity, lease(name));
+    }
+
+    /// As [`revoke`](Self::revoke), for a key of any kind.
+    pub fn revoke_key(&self, identity: &str, key: Key) {
+        self.world.with(|state, _| state.server.revoke(identity, Some(key)));
     }
 
     /// Takes all locks of every kind away from a process without a word; its session lives. Nobody is pushed awake.
@@ -221,7 +226,19 @@ impl Memory {
     /// Counts the sessions that are registered as waiting for a lease.
     #[must_use]
     pub fn waiters(&self, name: &Name) -> usize {
-        self.world.with(|state, _| state.server.waiters(lease(name)))
+        self.waiters_for(lease(name))
+    }
+
+    /// As [`waiters`](Self::waiters), for a key of any kind.
+    #[must_use]
+    pub fn waiters_for(&self, key: Key) -> usize {
+        self.world.with(|state, _| state.server.waiters(key))
+    }
+
+    /// Counts what is held at this instant, by whomever and of whatever kind.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.world.with(|state, _| state.server.held())
     }
 
     /// Counts how often a lease has been granted so far.

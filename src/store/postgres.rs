@@ -18,6 +18,7 @@
 
 mod affinity;
 mod checks;
+mod claims;
 mod examine;
 mod link;
 mod refusal;

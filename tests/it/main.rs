@@ -20,6 +20,7 @@ mod figures;
 mod handover;
 mod health;
 mod leaving;
+mod locks;
 mod loss;
 mod observer;
 mod one_leader;
@@ -47,6 +48,7 @@ mod postgres_settings;
 mod postgres_store;
 #[cfg(unix)]
 mod processes;
+mod rw_locks;
 mod support;
 mod telemetry;
 mod timing;

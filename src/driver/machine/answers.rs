@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 use super::Machine;
 use super::candidate::Phase;
 use super::statement::{Batch, Heartbeat, Inquiry, Minting, Release};
-use crate::driver::command::{Id, Parting};
+use crate::driver::command::{Admission, Id, Parting};
 use crate::driver::term::{State, Term};
 use crate::error::LossCause;
 use crate::store::{Answer, Ask, Exchanged, Holder, Minted, Seen};
@@ -55,9 +55,11 @@ impl<H: Clone> Machine<H> {
         now: Instant,
     ) -> Result<(), LossCause> {
         self.is_releasing = false;
+        self.wake_waiting(&batch.releases, now);
         for (release, ours) in batch.releases.into_iter().zip(exchanged.released) {
             let (name, term, identity) = (&release.name, release.term, &self.options.identity);
             match (ours, term) {
+                (true, Some(_)) if !release.is_run => debug!(%name, term, %identity, "released"),
                 (true, Some(_)) => info!(%name, term, %identity, "released"),
                 (true, None) => debug!(%name, %identity, "released what was granted to nobody"),
                 (false, _) => warn!(%name, term, %identity, "the lease had been lost before its release"),
@@ -76,38 +78,50 @@ impl<H: Clone> Machine<H> {
         let first_lease = !self.holds_any();
         let next_poll = sent + self.poll_interval();
         let number = self.terms + 1;
+        let trust = self.trust(ask.ttl);
         let Some(candidate) = self.candidates.get_mut(&id) else {
             // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
             match answer {
                 Answer::Granted(held) => self.releases.push(Release::orphan(held, ask)),
-                Answer::Busy { registered: true } => self.withdrawals.push(ask.key),
+                Answer::Busy { registered: true } => self.withdraw(ask.key),
                 Answer::Busy { registered: false } | Answer::Failed(_) => {}
             }
             return;
         };
-        let place = &candidate.place;
+        let place = &mut candidate.place;
         match (&mut candidate.phase, answer) {
             (Phase::Waiting(waiting), Answer::Granted(held)) => {
                 self.terms = number;
-                let deadline = sent + self.bounds.trust;
+                let deadline = sent + trust;
                 let term = Arc::new(Term::new(place, number, now, deadline, Arc::clone(&self.options)));
                 // A clean end of the term before: we were told of the release, and got the lease by asking then.
                 let clean = waiting.freed;
-                info!(name = %place.name, term = number, identity = %self.options.identity, handed_over = clean, "acquired");
-                let start_at =
-                    (!clean && !place.takeover_delay.is_zero()).then(|| now + place.takeover_delay);
+                let identity = &self.options.identity;
+                if place.is_run() {
+                    info!(name = %place.name, term = number, %identity, handed_over = clean, "acquired");
+                } else {
+                    debug!(name = %place.name, term = number, %identity, "acquired");
+                }
+                let delay = place.takeover_delay();
+                let start_at = (!clean && !delay.is_zero()).then(|| now + delay);
                 if first_lease {
                     self.heartbeat_sent = sent;
                 }
                 if start_at.is_some() {
                     place.show(State::Blocked);
                 } else {
-                    place.lead(&term, now);
+                    place.begin(&term, now);
                 }
                 candidate.phase = Phase::Held { held, term, start_at, remind_at: None };
             }
+            (Phase::Waiting(_), Answer::Busy { .. }) if place.try_until().is_some() => {
+                self.turn_away(id, Admission::Busy, now);
+            }
+            (Phase::Waiting(_), Answer::Failed(why)) if !place.is_run() => {
+                self.turn_away(id, Admission::Failed(why), now);
+            }
             (Phase::Waiting(waiting), Answer::Busy { registered }) => {
-                if waiting.registered {
+                if waiting.registered || !place.is_run() {
                     debug!(name = %place.name, "held by somebody else");
                 } else {
                     info!(name = %place.name, identity = %self.options.identity, "stands by: held by somebody else");
@@ -131,7 +145,7 @@ impl<H: Clone> Machine<H> {
                 waiting.freed &= waiting.due.is_some();
             }
             (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
-            (_, Answer::Busy { registered: true }) => self.withdrawals.push(place.key),
+            (_, Answer::Busy { registered: true }) => self.withdraw(ask.key),
             (_, Answer::Busy { .. } | Answer::Failed(_)) => {}
         }
     }
@@ -146,10 +160,9 @@ impl<H: Clone> Machine<H> {
         if !heartbeat && !self.enforcement.any_answer_renews {
             return self.on_time(now);
         }
-        let deadline = sent + self.bounds.trust;
         for candidate in self.candidates.values() {
             if let Phase::Held { term, .. } = &candidate.phase
-                && !term.renew(deadline, now)
+                && !term.renew(sent + self.trust(self.ttl(&candidate.place)), now)
             {
                 return Err(LossCause::Deadline);
             }
@@ -197,6 +210,22 @@ impl<H: Clone> Machine<H> {
             candidate.lose(&LossCause::Gone, &self.options.identity, now);
         }
         reply.send(minted).ok();
+        self.on_answer(sent, false, now)
+    }
+
+    /// Tells who holds a key.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_who(
+        &mut self,
+        reply: oneshot::Sender<Option<Holder>>,
+        holders: Vec<Option<Holder>>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        reply.send(holders.into_iter().next().flatten()).ok();
         self.on_answer(sent, false, now)
     }
 

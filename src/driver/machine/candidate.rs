@@ -94,6 +94,23 @@ impl Refusals {
 }
 
 impl<H> Candidate<H> {
+    /// It asks, and no question of it is on its way.
+    pub(super) const fn waits_idly(&self) -> bool {
+        matches!(&self.phase, Phase::Waiting(Waiting { asking: false, .. }))
+    }
+
+    /// It is to ask now.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        match &self.phase {
+            Phase::Waiting(waiting) => {
+                !waiting.asking
+                    && waiting.due.is_some_and(|at| now >= at)
+                    && waiting.not_before.is_none_or(|at| now >= at)
+            }
+            _ => false,
+        }
+    }
+
     /// The store is to be asked who is in its way.
     pub(super) const fn wants_to_know(&self) -> bool {
         matches!(&self.phase, Phase::Waiting(waiting) if waiting.refusals.is_to_be_named())
@@ -151,6 +168,11 @@ impl Waiting {
             registered: false,
             refusals: Refusals::NONE,
         }
+    }
+
+    /// Asks at once, or as soon as it may.
+    pub(super) fn wake(&mut self, now: Instant) {
+        self.due = Some(self.not_before.map_or(now, |at| at.max(now)));
     }
 
     /// Somebody else holds the lease.

@@ -38,6 +38,7 @@ impl<H: Clone> Machine<H> {
         let statement = match errand.task {
             Task::Publish(message, sent) => Statement::Publish(message, Some(sent)),
             Task::Survey(reply) => Statement::Survey(reply),
+            Task::Who(key, reply) => Statement::Who(key, reply),
             Task::Answer(call) => Statement::Publish(Message::Present(self.presence(call, now)), None),
             Task::Mint { id, term, reply } => {
                 let Some(held) = self.held(id, term) else {
@@ -66,7 +67,8 @@ impl<H: Clone> Machine<H> {
     }
 
     fn on_step_down(&mut self, key: Key, now: Instant) {
-        let asked = |(_, candidate): &(&Id, &Candidate<H>)| candidate.place.key == key;
+        let asked =
+            |(_, candidate): &(&Id, &Candidate<H>)| candidate.place.is_run() && candidate.place.key == key;
         let ids: Vec<Id> = self.candidates.iter().filter(asked).map(|(id, _)| *id).collect();
         for id in ids {
             let Some(candidate) = self.candidates.get(&id) else { continue };
@@ -97,7 +99,12 @@ impl<H: Clone> Machine<H> {
             identity: self.options.identity.clone(),
             steps_down: self.options.answer_step_down,
             part: (1, 1),
-            standings: self.candidates.values().map(|candidate| candidate.standing(now)).collect(),
+            standings: self
+                .candidates
+                .values()
+                .filter(|candidate| candidate.place.is_run())
+                .map(|candidate| candidate.standing(now))
+                .collect(),
         }
     }
 }

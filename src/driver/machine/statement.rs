@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use crate::driver::command::{Id, Parting, Place};
 use crate::driver::term::Term;
 use crate::name::{Key, Name};
-use crate::store::{Ask, Call, Exchange, Message, Minted, Seen};
+use crate::store::{Ask, Call, Exchange, Holder, Message, Minted, Seen};
 
 pub(super) struct Release<H> {
     pub(super) held: H,
@@ -17,6 +17,7 @@ pub(super) struct Release<H> {
     pub(super) done: Option<oneshot::Sender<Parting>>,
     /// Its job ran, and has ended: see [`Return`](crate::store::Return).
     pub(super) is_clean: bool,
+    pub(super) is_run: bool,
 }
 
 /// What is to be sent between the exchanges and the heartbeats.
@@ -38,6 +39,8 @@ pub(super) enum Task {
     Survey(oneshot::Sender<Option<Vec<Seen>>>),
     /// Make a fencing token for a term.
     Mint { id: Id, term: u64, reply: oneshot::Sender<Minted> },
+    /// Ask who holds a key.
+    Who(Key, oneshot::Sender<Option<Holder>>),
     /// Answer a roll call, with what is so when that is sent.
     Answer(Call),
 }
@@ -48,6 +51,7 @@ impl Task {
         match self {
             Self::Publish(_, sent) => drop(sent.send(false)),
             Self::Survey(reply) => drop(reply.send(None)),
+            Self::Who(_, reply) => drop(reply.send(None)),
             Self::Mint { reply, .. } => drop(reply.send(Minted::Failed(UNANSWERED.to_owned()))),
             Self::Answer(_) => {}
         }
@@ -68,6 +72,8 @@ pub(crate) enum Statement<H> {
     Publish(Message, Option<oneshot::Sender<bool>>),
     Survey(oneshot::Sender<Option<Vec<Seen>>>),
     Mint(Minting<H>),
+    /// Who holds a key.
+    Who(Key, oneshot::Sender<Option<Holder>>),
     Inquiry(Inquiry),
 }
 
@@ -115,6 +121,7 @@ impl<H> Statement<H> {
             }
             Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
             Self::Survey(reply) => Task::Survey(reply).fail(),
+            Self::Who(key, reply) => Task::Who(key, reply).fail(),
             Self::Mint(Minting { id, term, reply, .. }) => Task::Mint { id, term, reply }.fail(),
             // For the log only; and nobody waits for an answer to a roll call to be sent.
             Self::Inquiry(_) | Self::Publish(_, None) => {}
@@ -124,12 +131,14 @@ impl<H> Statement<H> {
 
 impl<H> Release<H> {
     pub(super) fn new(held: H, place: &Place, term: &Term, done: Option<oneshot::Sender<Parting>>) -> Self {
-        Self { held, key: place.key, name: place.name.clone(), term: Some(term.number), done, is_clean: true }
+        let (name, term) = (place.name.clone(), Some(term.number));
+        Self { held, key: place.key, name, term, done, is_clean: true, is_run: place.is_run() }
     }
 
     /// A lease that was granted when whoever asked had gone.
     pub(super) fn orphan(held: H, ask: &Ask) -> Self {
-        Self { held, key: ask.key, name: ask.name.clone(), term: None, done: None, is_clean: false }
+        let (key, name) = (ask.key, ask.name.clone());
+        Self { held, key, name, term: None, done: None, is_clean: false, is_run: false }
     }
 
     /// A lease whose job has not begun.

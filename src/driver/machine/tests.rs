@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::clock;
-use crate::driver::command::Place;
+use crate::driver::command::{Place, Purpose, Run};
 use crate::driver::term::{OVERRUN_MARGIN, Shown, Term};
 use crate::name::Kind;
 use crate::name::Name;
@@ -28,7 +28,8 @@ fn enlist(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Gran
     let shown = watch::Sender::new(Shown { candidate: Some(id), state: State::Standby });
     let watched = StateWatch::new(shown.subscribe());
     let (key, takeover_delay) = (Key::of(Kind::Lease, name), machine.options.takeover_delay);
-    let place = Place { id, name: Name::from(name), key, takeover_delay, shutdown: None, grants, shown };
+    let run = Run { takeover_delay, shutdown: None, grants, shown };
+    let place = Place { id, name: Name::from(name), key, purpose: Purpose::Run(run) };
     machine.on_command(Command::Enlist(place), now);
     machine.on_command(Command::Contend(id, Again::AtOnce), now);
     (granted, watched)
@@ -78,7 +79,7 @@ fn a_grant_that_nobody_waits_for_is_released_and_a_registration_withdrawn() {
         let granted = matches!(answered, Answer::Granted(_));
         enlist(&mut machine, 1, "job", now);
         let asked = batch(&mut machine, now);
-        machine.on_command(Command::Withdraw(1), now);
+        machine.on_command(Command::Leave(1, None), now);
         answer(&mut machine, asked, vec![answered], now);
         let Exchange { releases, withdrawals, asks } = batch(&mut machine, now).exchange;
         assert_eq!(

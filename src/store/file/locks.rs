@@ -32,11 +32,15 @@ pub(super) struct Locks {
     identity: String,
     grants: u64,
     held: HashMap<Key, Grant>,
+    /// By which others see that we wait to write.
+    intents: HashMap<Key, Lock>,
 }
 
 #[derive(Debug)]
 struct Grant {
-    number: u64,
+    /// Of all who hold it here: several readers, or one.
+    numbers: Vec<u64>,
+    is_shared: bool,
     lock: Lock,
 }
 
@@ -46,7 +50,7 @@ impl Locks {
     }
 
     pub(super) fn new(directory: Directory, identity: String) -> Self {
-        Self { directory, identity, grants: 0, held: HashMap::new() }
+        Self { directory, identity, grants: 0, held: HashMap::new(), intents: HashMap::new() }
     }
 
     /// Tells whether the directory is still the one of the session.
@@ -56,40 +60,82 @@ impl Locks {
 
     /// Tries to lock a key. A busy one always counts as registered: the socket takes in what is freed from the start of
     /// the session, so to ask again would tell nothing new, nor would it where there are no sockets.
-    pub(super) fn take(&mut self, ask: &Ask) -> Answer<Held> {
-        if self.held.contains_key(&ask.key) {
-            return Answer::Busy { registered: true };
-        }
+    /// `waits`: it is to be known that we wait.
+    pub(super) fn take(&mut self, ask: &Ask, waits: bool) -> Answer<Held> {
         let path = self.path(ask.key);
-        match acquire(&path, ask.mode) {
-            Ok(Some(lock)) => {
-                if let Err(error) = lock.sign(&self.identity, &ask.name) {
-                    tracing::debug!(path = %path.display(), %error, "the lock file does not show who holds it");
-                }
-                self.grants += 1;
-                let number = self.grants;
-                self.held.insert(ask.key, Grant { number, lock });
-                Answer::Granted(Held { key: ask.key, grant: number })
-            }
-            Ok(None) => Answer::Busy { registered: true },
-            Err(error) => Answer::Failed(format!(
-                "cannot lock {}: {error}: {}",
-                path.display(),
-                directory::remedy(&error)
-            )),
-        }
+        self.try_to_take(ask, waits, &path).unwrap_or_else(|error| {
+            let remedy = directory::remedy(&error);
+            Answer::Failed(format!("cannot lock {}: {error}: {remedy}", path.display()))
+        })
     }
 
-    /// Unlocks, if it is held by this grant, and adds the key to `freed`. Tells whether it was still ours.
+    fn try_to_take(&mut self, ask: &Ask, waits: bool, path: &Path) -> io::Result<Answer<Held>> {
+        let busy = Answer::Busy { registered: true };
+        let number = self.grants + 1;
+        let reads = ask.mode == Mode::Read;
+        if reads && self.somebody_waits_to_write(ask.key)? {
+            return Ok(busy);
+        }
+        if let Some(grant) = self.held.get_mut(&ask.key) {
+            if !reads || !grant.is_shared {
+                return Ok(busy);
+            }
+            grant.numbers.push(number);
+        } else if let Some(lock) = acquire(path, ask.mode)? {
+            if let Err(error) = lock.sign(&self.identity, &ask.name) {
+                tracing::debug!(path = %path.display(), %error, "the lock file does not show who holds it");
+            }
+            self.held.insert(ask.key, Grant { numbers: vec![number], is_shared: reads, lock });
+            self.intents.remove(&ask.key);
+        } else if waits && ask.mode == Mode::Write && !self.intents.contains_key(&ask.key) {
+            return self.show_intent(ask.key);
+        } else {
+            return Ok(busy);
+        }
+        self.grants = number;
+        Ok(Answer::Granted(Held { key: ask.key, grant: number }))
+    }
+
+    /// Whoever waits to write locks a file of its own, and readers look whether they could lock it. Where only such a look
+    /// is in the way, the driver asks once more.
+    fn show_intent(&mut self, key: Key) -> io::Result<Answer<Held>> {
+        let path = self.intent_path(key);
+        let registered = match acquire(&path, Mode::Write)? {
+            Some(lock) => {
+                self.intents.insert(key, lock);
+                true
+            }
+            None => acquire(&path, Mode::Read)?.is_none(),
+        };
+        Ok(Answer::Busy { registered })
+    }
+
+    fn somebody_waits_to_write(&self, key: Key) -> io::Result<bool> {
+        let path = self.intent_path(key);
+        // Where nobody ever has, there is no such file.
+        Ok(fs::exists(&path)? && acquire(&path, Mode::Read)?.is_none())
+    }
+
+    /// We no longer wait for the key. Tells whether readers were kept out by that.
+    pub(super) fn withdraw(&mut self, key: Key) -> bool {
+        self.intents.remove(&key).is_some()
+    }
+
+    /// Ends a grant, and unlocks with the last one; then the key is added to `freed`. Tells whether it was still ours.
     pub(super) fn release(&mut self, lease: &Return<Held>, freed: &mut Vec<Freed>) -> bool {
         let Return { held, is_clean } = *lease;
         let path = self.path(held.key);
-        let Entry::Occupied(entry) = self.held.entry(held.key) else { return false };
-        if entry.get().number != held.grant {
+        let Entry::Occupied(mut entry) = self.held.entry(held.key) else { return false };
+        if !entry.get().numbers.contains(&held.grant) {
             return false;
         }
-        freed.push(Freed { key: held.key, is_clean });
-        entry.remove().lock.is_at(&path)
+        let is_at = entry.get().lock.is_at(&path);
+        entry.get_mut().numbers.retain(|number| *number != held.grant);
+        if entry.get().numbers.is_empty() {
+            freed.push(Freed { key: held.key, is_clean });
+            entry.remove();
+        }
+        is_at
     }
 
     /// Unlocks everything and tells which keys that frees.
@@ -101,7 +147,7 @@ impl Locks {
     pub(super) fn confirm(&mut self, held: Held) -> bool {
         let path = self.path(held.key);
         let Entry::Occupied(entry) = self.held.entry(held.key) else { return false };
-        if entry.get().number != held.grant {
+        if !entry.get().numbers.contains(&held.grant) {
             return false;
         }
         let ours = entry.get().lock.is_at(&path);
@@ -141,6 +187,10 @@ impl Locks {
             Some((key, *holders.get(&shown(&entry.metadata().ok()?))?))
         };
         entries.flatten().filter_map(held).collect()
+    }
+
+    fn intent_path(&self, key: Key) -> PathBuf {
+        self.directory.path().join(format!("{key}.writes"))
     }
 
     fn path(&self, key: Key) -> PathBuf {
@@ -263,8 +313,8 @@ fn try_lock(file: File, path: &Path, mode: Mode) -> io::Result<Attempt> {
     #[cfg(unix)]
     let inode = directory::inode(&file.metadata()?);
     let tried = match mode {
-        Mode::Exclusive => file.try_lock(),
-        Mode::Shared => file.try_lock_shared(),
+        Mode::Exclusive | Mode::Write => file.try_lock(),
+        Mode::Read => file.try_lock_shared(),
     };
     match tried {
         Ok(()) => {}

@@ -177,7 +177,7 @@ fn readers_share_a_key_and_keep_a_writer_out() {
     run(async {
         let (mut one, mut two) = (session(dir.path()).await, session(dir.path()).await);
         let mut writer = session(dir.path()).await;
-        let shared = || Ask { mode: Mode::Shared, ..ask("job") };
+        let shared = || Ask { mode: Mode::Read, ..ask("job") };
         let Answer::Granted(first) = answer(&mut one, shared()).await else { panic!() };
         let Answer::Granted(second) = answer(&mut two, shared()).await else { panic!() };
         assert!(is_busy(&mut writer, "job").await);

@@ -42,6 +42,8 @@ struct Live {
     /// When the server finished its last statement.
     idle_since: Instant,
     waits_for: BTreeSet<Key>,
+    /// Those of them that it waits for to write.
+    writes: BTreeSet<Key>,
 }
 
 #[derive(Debug)]
@@ -134,7 +136,8 @@ impl Server {
         self.last_session += 1;
         let id = SessionId(self.last_session);
         let identity = identity.to_owned();
-        self.sessions.insert(id, Live { identity, ttl, idle_since: now, waits_for: BTreeSet::new() });
+        let (waits_for, writes) = (BTreeSet::new(), BTreeSet::new());
+        self.sessions.insert(id, Live { identity, ttl, idle_since: now, waits_for, writes });
         Some(id)
     }
 
@@ -159,9 +162,12 @@ impl Server {
         now: Instant,
     ) -> Exchanged<Held> {
         let released = exchange.releases.iter().map(|lease| self.release(id, lease)).collect();
-        if let Some(live) = self.sessions.get_mut(&id) {
-            for key in &exchange.withdrawals {
-                live.waits_for.remove(key);
+        for key in &exchange.withdrawals {
+            let Some(live) = self.sessions.get_mut(&id) else { break };
+            live.waits_for.remove(key);
+            if live.writes.remove(key) {
+                // Readers that were kept out may come in.
+                self.push(id, Freed { key: *key, is_clean: false });
             }
         }
         let answers = exchange.asks.iter().map(|ask| self.ask(id, ask, now)).collect();
@@ -172,12 +178,17 @@ impl Server {
         let freed = Freed { key: held.key, is_clean: *is_clean };
         let was_held = self.drop_holders(|key, holder| *key == held.key && holder.grant == held.grant);
         if was_held {
-            let waits = |(other, live): (&SessionId, &Live)| {
-                (*other != id && live.waits_for.contains(&held.key)).then_some((*other, Event::Freed(freed)))
-            };
-            self.outbox.extend(self.sessions.iter().filter_map(waits));
+            self.push(id, freed);
         }
         was_held
+    }
+
+    /// Tells every other session that waits for the key.
+    fn push(&mut self, from: SessionId, freed: Freed) {
+        let waits = |(other, live): (&SessionId, &Live)| {
+            (*other != from && live.waits_for.contains(&freed.key)).then_some((*other, Event::Freed(freed)))
+        };
+        self.outbox.extend(self.sessions.iter().filter_map(waits));
     }
 
     fn ask(&mut self, id: SessionId, ask: &Ask, now: Instant) -> Answer<Held> {
@@ -187,12 +198,21 @@ impl Server {
         if ask.register {
             live.waits_for.insert(ask.key);
         }
-        let lock = self.locks.entry(ask.key).or_default();
-        let shares = |holder: &Holder| matches!((holder.mode, ask.mode), (Mode::Shared, Mode::Shared));
-        if !lock.holders.iter().all(|holder| shares(holder) && holder.session != id) {
-            return Answer::Busy { registered: live.waits_for.contains(&ask.key) };
+        let registered = live.waits_for.contains(&ask.key);
+        if registered && ask.mode == Mode::Write {
+            live.writes.insert(ask.key);
         }
+        let keeps_out = |live: &Live| ask.mode == Mode::Read && live.writes.contains(&ask.key);
+        let is_kept_out = self.sessions.values().any(keeps_out);
+        let lock = self.locks.entry(ask.key).or_default();
+        let shares = |holder: &Holder| matches!((holder.mode, ask.mode), (Mode::Read, Mode::Read));
+        let Some(live) =
+            self.sessions.get_mut(&id).filter(|_| !is_kept_out && lock.holders.iter().all(shares))
+        else {
+            return Answer::Busy { registered };
+        };
         live.waits_for.remove(&ask.key);
+        live.writes.remove(&ask.key);
         self.last_grant += 1;
         lock.grants += 1;
         lock.holders.push(Holder {
@@ -247,7 +267,7 @@ impl Server {
     pub(crate) fn survey(&self) -> Vec<Seen> {
         let held_by = |wanted: &dyn Fn(&Holder) -> bool, exclusively: bool| {
             let keys = self.locks.iter().filter(|(_, lock)| {
-                lock.holders.iter().any(|it| wanted(it) && (it.mode == Mode::Exclusive) == exclusively)
+                lock.holders.iter().any(|it| wanted(it) && (it.mode != Mode::Read) == exclusively)
             });
             keys.map(|(key, _)| *key).collect::<Vec<_>>()
         };
@@ -265,7 +285,7 @@ impl Server {
         let mut all: Vec<Seen> = self.sessions.iter().map(seen).collect();
         let is_gone = |holder: &Holder| !self.sessions.contains_key(&holder.session);
         for (key, lock) in &self.locks {
-            for holder in lock.holders.iter().filter(|it| is_gone(it) && it.mode == Mode::Exclusive) {
+            for holder in lock.holders.iter().filter(|it| is_gone(it) && it.mode != Mode::Read) {
                 let who =
                     store::Holder { identity: Some(holder.identity.clone()), ..store::Holder::default() };
                 all.push(Seen { who, holds: vec![*key], ..Seen::default() });
@@ -354,6 +374,10 @@ impl Server {
     pub(crate) fn holders(&self, key: Key) -> Vec<String> {
         let holders = self.locks.get(&key).into_iter().flat_map(|lock| &lock.holders);
         holders.map(|holder| holder.identity.clone()).collect()
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        self.locks.values().map(|lock| lock.holders.len()).sum()
     }
 
     pub(crate) fn sessions(&self) -> usize {

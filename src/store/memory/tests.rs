@@ -24,7 +24,7 @@ fn ask(name: &str) -> Ask {
 }
 
 fn shared(name: &str) -> Ask {
-    Ask { mode: Mode::Shared, ..ask(name) }
+    Ask { mode: Mode::Read, ..ask(name) }
 }
 
 fn registering(name: &str) -> Ask {

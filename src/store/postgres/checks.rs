@@ -58,7 +58,12 @@ impl Lock {
     }
 
     pub(super) fn is_for(&self, key: i64, mode: Mode) -> bool {
-        self.is_of_64_bits() && self.key == key && self.is_shared == (mode == Mode::Shared)
+        self.is_of_64_bits() && self.key == key && self.is_shared == (mode == Mode::Read)
+    }
+
+    /// It tells of one who waits to write what that number stands for: [`statements::intent_key`].
+    pub(super) fn is_intent(&self, key: i64) -> bool {
+        self.subid == 2 && self.key == key && !self.is_shared
     }
 }
 

@@ -1,6 +1,6 @@
 //! One live session: what it holds, what it waits for, and how both are told from the lock table.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use sqlx::Row as _;
@@ -10,16 +10,18 @@ use tracing::{debug, warn};
 
 use super::affinity::Affinity;
 use super::checks::{Backend, Look};
+pub(crate) use super::claims::Held;
+use super::claims::{Claims, Foreign};
 use super::link::Link;
 use super::refusal;
-use super::statements::{self, Announced, Outcomes, Release, Take, Waiting, Work};
+use super::statements::{self, Announced, Outcomes, Release, Take, Work};
 use crate::clock;
 use crate::error::LossCause;
 use crate::fence::FencingToken;
 use crate::name::Key;
 use crate::store::{
-    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Mode, Presence, Return,
-    Seen, Session,
+    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Presence, Return, Seen,
+    Session,
 };
 
 /// How often a statement that the server answered with an error is tried again before the session is given up.
@@ -27,15 +29,6 @@ const ATTEMPTS: u32 = 3;
 
 /// `out_of_memory`.
 const OUT_OF_LOCK_MEMORY: &str = "53200";
-
-/// One grant of this session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
-    key: Key,
-    mode: Mode,
-    /// Tells apart the grants of one key that follow each other.
-    serial: u64,
-}
 
 pub(crate) struct PgSession {
     link: Link,
@@ -48,12 +41,9 @@ pub(crate) struct PgSession {
     shortfalls: Vec<String>,
     /// What the store believes of the target, for the connections to come.
     affinity: Affinity,
-    held: HashMap<Key, Held>,
-    /// The keys that this session is registered as waiting for.
-    waiting: HashSet<Key>,
-    /// Those that it no longer is, though nobody asked for that: to be told.
+    claims: Claims,
+    /// The keys that it is no longer registered as waiting for, though nobody asked for that: to be told.
     unregistered: Vec<Key>,
-    serial: u64,
     answered: Instant,
 }
 
@@ -65,7 +55,6 @@ impl PgSession {
         (enforcement, shortfalls): (Enforcement, Vec<String>),
         affinity: Affinity,
     ) -> Self {
-        let (held, waiting) = (HashMap::new(), HashSet::new());
         debug!(pid = backend.pid, ?enforcement, "session with a PostgreSQL server");
         Self {
             link,
@@ -75,10 +64,8 @@ impl PgSession {
             enforcement,
             shortfalls,
             affinity,
-            held,
-            waiting,
+            claims: Claims::default(),
             unregistered: Vec::new(),
-            serial: 0,
             answered: clock::now(),
         }
     }
@@ -146,60 +133,33 @@ impl PgSession {
         distrusted("it was moved to another server process: a pooler stands in between")
     }
 
-    fn takes(&self, asks: &[Ask]) -> Vec<(usize, Take)> {
-        let mut seen = HashSet::new();
-        // Session locks stack: what is held already, or asked for twice, is not asked for.
-        let fresh =
-            |ask: &Ask, seen: &mut HashSet<Key>| !self.held.contains_key(&ask.key) && seen.insert(ask.key);
-        asks.iter()
-            .enumerate()
-            .filter(|(_, ask)| fresh(ask, &mut seen))
-            .map(|(n, ask)| {
-                let waiting = if self.waiting.contains(&ask.key) {
-                    Waiting::Registered
-                } else if ask.register {
-                    Waiting::Register
-                } else {
-                    Waiting::No
-                };
-                (n, Take { key: ask.key, mode: ask.mode, waiting })
-            })
-            .collect()
-    }
-
-    fn grant(&mut self, take: &Take) -> Answer<Held> {
-        self.serial += 1;
-        let held = Held { key: take.key, mode: take.mode, serial: self.serial };
-        self.held.insert(take.key, held);
-        self.waiting.remove(&take.key);
-        Answer::Granted(held)
-    }
-
     /// After an error in the middle of a message: sees in the lock table what was done, keeps what was asked for, and
     /// does the rest. Those who wait are told once more, since the announcements were undone.
     ///
     /// Out of lock memory, all that the message took is given back: with a full lock table nobody could so much as log
     /// in to the server.
-    async fn reconcile(&mut self, undone: Undone<'_>) -> Result<Vec<Answer<Held>>, LossCause> {
-        let Undone { releases, withdrawals, takes, code, reason } = undone;
+    async fn reconcile(&mut self, undone: Undone<'_>) -> Result<Vec<(usize, Answer<Held>)>, LossCause> {
+        let Undone { releases, withdrawals, intents, takes, code, reason } = undone;
         warn!(
             pid = self.backend.pid,
             reason, "the server refused a statement; reconciling with its lock table"
         );
-        let mut own = self.look().await?.keys();
+        let mut own = self.look().await?;
         let mut answers = Vec::with_capacity(takes.len());
         let mut unwanted: Vec<Release> = releases.iter().map(Release::of).collect();
-        for (_, take) in takes {
-            let is_taken = own.contains(&take.key.get());
+        for (asking, take) in takes {
+            let is_taken = own.has(take.key.get());
             if is_taken && code != OUT_OF_LOCK_MEMORY {
-                answers.push(self.grant(take));
+                // Also one who joins other readers: with them nobody writes.
+                answers.extend(asking.iter().map(|n| (*n, Answer::Granted(self.claims.grant(take)))));
                 continue;
             }
-            answers.push(Answer::Failed(refusal::of_ask(code, reason)));
-            if !own.contains(&take.key.waiting().get()) {
-                self.waiting.remove(&take.key);
+            let why = refusal::of_ask(code, reason);
+            answers.extend(asking.iter().map(|n| (*n, Answer::Failed(why.clone()))));
+            if !own.has(take.key.waiting().get()) {
+                self.claims.withdraw(take.key);
             }
-            if is_taken {
+            if is_taken && !take.joins {
                 unwanted.push(Release {
                     key: take.key,
                     mode: take.mode,
@@ -212,21 +172,28 @@ impl PgSession {
             .iter()
             .copied()
             .chain(takes.iter().map(|(_, take)| take.key))
-            .filter(|key| !self.waiting.contains(key))
+            .filter(|key| !self.claims.waits_for(*key))
+            .collect();
+        let no_longer_intended: Vec<Key> = intents
+            .iter()
+            .copied()
+            .chain(takes.iter().map(|(_, take)| take.key))
+            .filter(|key| !self.claims.intends(*key))
             .collect();
         for attempt in 0..ATTEMPTS {
             let mut work = Work::default();
             work.releases.extend(
                 unwanted
                     .iter()
-                    .map(|release| Release { is_unlocked: !own.contains(&release.key.get()), ..*release }),
+                    .map(|release| Release { is_unlocked: !own.has(release.key.get()), ..*release }),
             );
-            work.withdrawals
-                .extend(no_longer_waited_for.iter().filter(|key| own.contains(&key.waiting().get())));
+            work.withdrawals.extend(no_longer_waited_for.iter().filter(|key| own.has(key.waiting().get())));
+            work.intents.extend(no_longer_intended.iter().filter(|key| own.has_intent(**key)));
             let is_first = attempt == 0;
             // An announcement needs memory and a commit, which may be just what the server lacks: without, then.
-            let is_done =
-                work.withdrawals.is_empty() && work.releases.iter().all(|release| release.is_unlocked);
+            let is_done = work.withdrawals.is_empty()
+                && work.intents.is_empty()
+                && work.releases.iter().all(|release| release.is_unlocked);
             if is_done && (!is_first || work.releases.is_empty()) {
                 return Ok(answers);
             }
@@ -234,7 +201,7 @@ impl PgSession {
                 Ok(_) => return Ok(answers),
                 Err((_, reason)) => debug!(reason, "what was left over could not be released yet"),
             }
-            own = self.look().await?.keys();
+            own = self.look().await?;
         }
         Err(distrusted(&format!("locks that nobody asked to keep could not be released: {reason}")))
     }
@@ -244,14 +211,19 @@ impl PgSession {
 struct Undone<'a> {
     releases: &'a [Return<Held>],
     withdrawals: &'a [Key],
-    takes: &'a [(usize, Take)],
+    intents: &'a [Key],
+    takes: &'a [(Vec<usize>, Take)],
     code: &'a str,
     reason: &'a str,
 }
 
 impl Look {
-    fn keys(&self) -> HashSet<i64> {
-        self.locks.iter().filter(|lock| lock.is_of_64_bits()).map(|lock| lock.key).collect()
+    fn has(&self, key: i64) -> bool {
+        self.locks.iter().any(|lock| lock.is_of_64_bits() && lock.key == key)
+    }
+
+    fn has_intent(&self, key: Key) -> bool {
+        self.locks.iter().any(|lock| lock.is_intent(statements::intent_key(key)))
     }
 }
 
@@ -278,24 +250,20 @@ impl Session for PgSession {
     }
 
     async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
-        let is_ours = |lease: &Return<Held>| self.held.get(&lease.held.key) == Some(&lease.held);
-        let mut ours: Vec<bool> = exchange.releases.iter().map(is_ours).collect();
-        let releases: Vec<Return<Held>> = exchange
-            .releases
-            .iter()
-            .zip(&ours)
-            .filter(|(_, ours)| **ours)
-            .map(|(it, _)| it.clone())
-            .collect();
-        for lease in &releases {
-            self.held.remove(&lease.held.key);
-        }
+        let mut ours: Vec<bool> =
+            exchange.releases.iter().map(|lease| self.claims.holds(&lease.held)).collect();
+        // With the last reader, the lock of all.
+        let is_last = |lease: &&Return<Held>| self.claims.end(&lease.held);
+        let releases: Vec<Return<Held>> = exchange.releases.iter().filter(is_last).cloned().collect();
         let withdrawals: Vec<Key> =
-            exchange.withdrawals.iter().copied().filter(|key| self.waiting.remove(key)).collect();
-        let takes = self.takes(&exchange.asks);
+            exchange.withdrawals.iter().copied().filter(|key| self.claims.withdraw(*key)).collect();
+        let intents: Vec<Key> =
+            exchange.withdrawals.iter().copied().filter(|key| self.claims.give_way(*key)).collect();
+        let takes = self.claims.takes(&exchange.asks);
         let work = Work {
             releases: releases.iter().map(Release::of).collect(),
             withdrawals: withdrawals.clone(),
+            intents: intents.clone(),
             asks: takes.iter().map(|(_, take)| *take).collect(),
         };
         // What is held already is somebody's on this very session, who will release it.
@@ -312,31 +280,33 @@ impl Session for PgSession {
                 if outcomes.pid != Some(self.backend.pid) {
                     return Err(self.moved());
                 }
-                for (ours, outcome) in ours.iter_mut().filter(|ours| **ours).zip(outcomes.releases) {
-                    *ours = outcome != "gone";
+                let mut gone = HashSet::new();
+                for (lease, outcome) in releases.iter().zip(outcomes.releases) {
+                    if outcome == "gone" {
+                        gone.insert(lease.held.key);
+                    }
                 }
-                for ((n, take), outcome) in takes.iter().zip(outcomes.asks) {
-                    answers[*n] = match outcome.as_str() {
-                        "waiting" => {
-                            self.waiting.insert(take.key);
-                            Answer::Busy { registered: true }
-                        }
-                        "busy" => Answer::Busy { registered: false },
-                        _ => self.grant(take),
-                    };
+                for (ours, lease) in ours.iter_mut().zip(&exchange.releases) {
+                    *ours &= !gone.contains(&lease.held.key);
+                }
+                for ((asking, take), outcome) in takes.iter().zip(outcomes.asks) {
+                    for n in asking {
+                        answers[*n] = self.claims.answer(take, &outcome);
+                    }
                 }
             }
             Err((code, reason)) => {
                 let undone = Undone {
                     releases: &releases,
                     withdrawals: &withdrawals,
+                    intents: &intents,
                     takes: &takes,
                     code: &code,
                     reason: &reason,
                 };
                 let reconciled = self.reconcile(undone).await?;
-                for ((n, _), answer) in takes.iter().zip(reconciled) {
-                    answers[*n] = answer;
+                for (n, answer) in reconciled {
+                    answers[n] = answer;
                 }
             }
         }
@@ -345,40 +315,20 @@ impl Session for PgSession {
 
     async fn heartbeat(&mut self, held: &[Held]) -> Result<Vec<bool>, LossCause> {
         let look = self.look().await?;
-        let mut missing: HashSet<Key> = self.held.keys().copied().collect();
-        let mut unregistered = self.waiting.clone();
-        let held_by_number: HashMap<i64, Held> =
-            self.held.iter().map(|(key, held)| (key.get(), *held)).collect();
-        let waited_for: HashMap<i64, Key> =
-            self.waiting.iter().map(|key| (key.waiting().get(), *key)).collect();
         let (own, others): (Vec<_>, Vec<_>) =
             look.locks.iter().partition(|lock| self.marker.is_some_and(|marker| lock.is_marker(marker)));
-        for lock in others {
-            let held = held_by_number.get(&lock.key).filter(|held| lock.is_for(lock.key, held.mode));
-            let waiting = waited_for.get(&lock.key).filter(|_| lock.is_for(lock.key, Mode::Shared));
-            match (held, waiting) {
-                (Some(held), _) => drop(missing.remove(&held.key)),
-                (None, Some(key)) => drop(unregistered.remove(key)),
-                // Somebody else runs statements on it, or an earlier one is carried out twice.
-                (None, None) => return Err(distrusted("it has an advisory lock that it did not take")),
-            }
-        }
-        for key in missing {
-            self.held.remove(&key);
-        }
-        for key in unregistered {
-            self.waiting.remove(&key);
-            self.unregistered.push(key);
-        }
+        let unregistered = self.claims.compare(others.into_iter());
+        let foreign = |Foreign| distrusted("it has an advisory lock that it did not take");
+        self.unregistered.extend(unregistered.map_err(foreign)?);
         if let Some(marker) = self.marker.filter(|_| own.is_empty()) {
             // Somebody has unlocked everything on this session.
             self.fetch(statements::mark(marker)).await?.ok();
         }
-        Ok(held.iter().map(|held| self.held.get(&held.key) == Some(held)).collect())
+        Ok(held.iter().map(|held| self.claims.holds(held)).collect())
     }
 
     async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
-        if self.held.get(&held.key) != Some(held) {
+        if !self.claims.holds(held) {
             return Ok(Minted::Gone);
         }
         let mut failure = String::new();
@@ -393,7 +343,7 @@ impl Session for PgSession {
                         return Err(self.moved());
                     }
                     let Some(number) = number else {
-                        self.held.remove(&held.key);
+                        self.claims.forget(held.key);
                         return Ok(Minted::Gone);
                     };
                     let token = u64::try_from(number).ok().and_then(FencingToken::new);
@@ -450,7 +400,7 @@ impl Session for PgSession {
             Err(cause) => return Event::Closed(self.explained(cause)),
         };
         match statements::read_payload(notification.payload()) {
-            Some(Announced::Freed(freed)) if self.waiting.contains(&freed.key) => Event::Freed(freed),
+            Some(Announced::Freed(freed)) if self.claims.waits_for(freed.key) => Event::Freed(freed),
             Some(Announced::Message(Message::Present(presence))) => {
                 // The server says who has sent it: nobody answers for others.
                 let session = notification.process_id().to_string();
@@ -465,11 +415,12 @@ impl Session for PgSession {
     async fn end(mut self) {
         let work = Work {
             releases: self
-                .held
-                .values()
-                .map(|&held| Release::of(&Return { held, is_clean: false }))
+                .claims
+                .all_held()
+                .map(|held| Release::of(&Return { held, is_clean: false }))
                 .collect(),
-            withdrawals: self.waiting.iter().copied().collect(),
+            withdrawals: self.claims.all_waited_for().collect(),
+            intents: self.claims.all_intents().collect(),
             asks: Vec::new(),
         };
         if !work.is_empty()

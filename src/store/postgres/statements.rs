@@ -43,6 +43,20 @@ pub(super) const fn marker_key(marker: i32) -> i64 {
     ((MARKERS as i64) << 32) | marker.cast_unsigned() as i64
 }
 
+/// The first half of what whoever waits to write a key locks, and readers look at: "leaw" in ASCII. The second half is a
+/// part of the key's hash: where two keys share it, readers of the one are kept out as well while somebody waits to write
+/// the other.
+const INTENTS: i32 = 0x6c65_6177;
+
+fn intent(key: Key) -> i32 {
+    (key.waiting().get() >> 32) as i32
+}
+
+/// The two halves as the lock table shows them, in one number.
+pub(super) fn intent_key(key: Key) -> i64 {
+    (i64::from(INTENTS) << 32) | i64::from(intent(key).cast_unsigned())
+}
+
 /// How the name of a session begins, before the identity.
 pub(super) const APPLICATION: &str = "leasehold/";
 
@@ -52,6 +66,8 @@ pub(super) struct Work {
     pub(super) releases: Vec<Release>,
     /// Keys that are no longer waited for.
     pub(super) withdrawals: Vec<Key>,
+    /// Keys that are no longer waited for to write.
+    pub(super) intents: Vec<Key>,
     pub(super) asks: Vec<Take>,
 }
 
@@ -70,6 +86,10 @@ pub(super) struct Take {
     pub(super) key: Key,
     pub(super) mode: Mode,
     pub(super) waiting: Waiting,
+    /// A reader, where another one of this session reads: the server is only asked whether anybody waits to write.
+    pub(super) joins: bool,
+    /// The session is seen to wait to write.
+    pub(super) intends: bool,
 }
 
 /// Whether this session holds the key of those who wait.
@@ -83,7 +103,10 @@ pub(super) enum Waiting {
 
 impl Work {
     pub(super) fn is_empty(&self) -> bool {
-        self.releases.is_empty() && self.withdrawals.is_empty() && self.asks.is_empty()
+        self.releases.is_empty()
+            && self.withdrawals.is_empty()
+            && self.intents.is_empty()
+            && self.asks.is_empty()
     }
 
     /// Gives the text. Its rows have three columns: a letter for the part, the number of the item in it, the outcome;
@@ -101,8 +124,16 @@ impl Work {
             sql += &values;
             sql += ") v(n, w);";
         }
-        if !self.asks.is_empty() {
-            sql += &self.ask();
+        if !self.intents.is_empty() {
+            sql += &self.give_way(announce);
+        }
+        let (exclusive, others): (Vec<_>, Vec<_>) =
+            self.asks.iter().enumerate().partition(|(_, take)| take.mode == Mode::Exclusive);
+        if !exclusive.is_empty() {
+            sql += &ask(&exclusive);
+        }
+        if !others.is_empty() {
+            sql += &ask_to_read_or_write(&others);
         }
         sql
     }
@@ -114,18 +145,13 @@ impl Work {
         let values = values(&self.releases, |release| {
             let mode = match (release.is_unlocked, release.mode) {
                 (true, _) => 0,
-                (false, Mode::Exclusive) => 1,
-                (false, Mode::Shared) => 2,
+                (false, Mode::Exclusive | Mode::Write) => 1,
+                (false, Mode::Read) => 2,
             };
             let (key, word) = (release.key, if release.is_clean { "" } else { RETURNED });
             format!("{mode},{},{},'{word}{key}'", literal(key), literal(key.waiting()))
         });
-        let announcement = if announce {
-            "WHEN pg_catalog.pg_try_advisory_xact_lock(v.w) THEN 'free' \
-             WHEN pg_catalog.pg_notify('leasehold', v.h)::text IS NULL THEN 'free' "
-        } else {
-            ""
-        };
+        let announcement = announcement(announce);
         format!(
             "SELECT 'r', v.n, CASE WHEN NOT CASE v.m WHEN 0 THEN true \
              WHEN 1 THEN pg_catalog.pg_advisory_unlock(v.k) ELSE pg_catalog.pg_advisory_unlock_shared(v.k) END \
@@ -133,30 +159,91 @@ impl Work {
         )
     }
 
-    /// The waiting key first, then the key, both by try: whoever releases in between finds us waiting, and nobody waits
-    /// in the server. The waiting key is refused only while somebody announces a release of this very key; then the ask
-    /// goes on without, and the driver asks once more. Whoever is granted the key waits no more.
-    fn ask(&self) -> String {
-        let values = values(&self.asks, |take| {
-            let shared = take.mode == Mode::Shared;
-            let waiting = match take.waiting {
-                Waiting::No => 0,
-                Waiting::Register => 1,
-                Waiting::Registered => 2,
-            };
-            format!("{shared},{waiting},{},{}", literal(take.key), literal(take.key.waiting()))
+    /// Readers that were kept out are told, as of a release.
+    fn give_way(&self, announce: bool) -> String {
+        let values = values(&self.intents, |&key| {
+            format!("{},{},'{RETURNED}{key}'", intent(key), literal(key.waiting()))
         });
-        let take = "CASE WHEN v.s THEN pg_catalog.pg_try_advisory_lock_shared(v.k) \
-                    ELSE pg_catalog.pg_try_advisory_lock(v.k) END";
-        let granted_and_waiting =
-            "CASE WHEN pg_catalog.pg_advisory_unlock_shared(v.w) THEN 'granted' ELSE 'granted anyway' END";
+        let announcement = announcement(announce);
         format!(
-            "SELECT 'a', v.n, CASE WHEN CASE v.x WHEN 0 THEN false WHEN 1 THEN \
-             pg_catalog.pg_try_advisory_lock_shared(v.w) ELSE true END \
-             THEN CASE WHEN {take} THEN {granted_and_waiting} ELSE 'waiting' END \
-             ELSE CASE WHEN {take} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, s, x, k, w);"
+            "SELECT 'i', v.n, CASE WHEN NOT pg_catalog.pg_advisory_unlock({INTENTS}, v.i) THEN 'gone' \
+             {announcement}ELSE 'free' END FROM (VALUES {values}) v(n, i, w, h);"
         )
     }
+}
+
+fn announcement(announce: bool) -> &'static str {
+    if announce {
+        "WHEN pg_catalog.pg_try_advisory_xact_lock(v.w) THEN 'free' \
+         WHEN pg_catalog.pg_notify('leasehold', v.h)::text IS NULL THEN 'free' "
+    } else {
+        ""
+    }
+}
+
+/// Whether this session is registered as waiting for the key: it may have to register first.
+const WAITS: &str =
+    "CASE v.x WHEN 0 THEN false WHEN 1 THEN pg_catalog.pg_try_advisory_lock_shared(v.w) ELSE true END";
+
+/// What is said to one who waited, and does so no more.
+const GRANTED_TO_WAITING: &str =
+    "CASE WHEN pg_catalog.pg_advisory_unlock_shared(v.w) THEN 'granted' ELSE 'granted anyway' END";
+
+impl Take {
+    fn waits(&self) -> u8 {
+        match self.waiting {
+            Waiting::No => 0,
+            Waiting::Register => 1,
+            Waiting::Registered => 2,
+        }
+    }
+}
+
+/// The waiting key first, then the key, both by try: whoever releases in between finds us waiting, and nobody waits in the
+/// server. The waiting key is refused only while somebody announces a release of this very key; then the ask goes on
+/// without, and the driver asks once more. Whoever is granted the key waits no more.
+fn ask(takes: &[(usize, &Take)]) -> String {
+    let values = numbered(takes, |take| {
+        format!("{},{},{}", take.waits(), literal(take.key), literal(take.key.waiting()))
+    });
+    let grab = "pg_catalog.pg_try_advisory_lock(v.k)";
+    format!(
+        "SELECT 'a', v.n, CASE WHEN {WAITS} \
+         THEN CASE WHEN {grab} THEN {GRANTED_TO_WAITING} ELSE 'waiting' END \
+         ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, x, k, w);"
+    )
+}
+
+/// As [`ask`]. A reader first looks whether anybody waits to write. Whoever has to wait to write shows it; where only a
+/// reader's look is in the way of that, which is over when its statement is, the driver asks once more.
+fn ask_to_read_or_write(takes: &[(usize, &Take)]) -> String {
+    let values = numbered(takes, |take| {
+        let how = match (take.mode, take.joins, take.intends) {
+            (Mode::Read, false, _) => 0,
+            (Mode::Read, true, _) => 1,
+            (_, _, false) => 2,
+            (_, _, true) => 3,
+        };
+        let (waits, key, waiting) = (take.waits(), literal(take.key), literal(take.key.waiting()));
+        format!("{how},{waits},{key},{waiting},{}", intent(take.key))
+    });
+    let may_read = format!("pg_catalog.pg_try_advisory_xact_lock_shared({INTENTS}, v.i)");
+    let grab = format!(
+        "CASE WHEN v.m > 1 THEN pg_catalog.pg_try_advisory_lock(v.k) WHEN NOT {may_read} THEN false \
+         WHEN v.m = 1 THEN true ELSE pg_catalog.pg_try_advisory_lock_shared(v.k) END"
+    );
+    let refused = format!(
+        "CASE WHEN v.m <> 2 THEN 'waiting' WHEN pg_catalog.pg_try_advisory_lock({INTENTS}, v.i) THEN 'intends' \
+         WHEN {may_read} THEN 'again' ELSE 'waiting' END"
+    );
+    let granted = format!(
+        "CASE WHEN v.m <> 3 THEN {GRANTED_TO_WAITING} \
+         WHEN pg_catalog.pg_advisory_unlock({INTENTS}, v.i) THEN {GRANTED_TO_WAITING} ELSE {GRANTED_TO_WAITING} END"
+    );
+    format!(
+        "SELECT 'a', v.n, CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {granted} ELSE {refused} END \
+         ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, m, x, k, w, i);"
+    )
 }
 
 /// The rows that a [`Work`] gives, in its order.
@@ -170,30 +257,30 @@ pub(super) struct Outcomes {
 impl Outcomes {
     pub(super) fn read(rows: &[PgRow], work: &Work) -> Result<Self, String> {
         let mut outcomes = Self { pid: None, releases: Vec::new(), asks: Vec::new() };
-        let mut withdrawals = 0;
+        let mut asks = vec![None; work.asks.len()];
+        let mut others = 0;
         for row in rows {
             let cell = |column: usize| row.try_get::<String, _>(column).map_err(|error| error.to_string());
             let part = cell(0)?;
             let number: i32 = row.try_get(1).map_err(|error| error.to_string())?;
-            let (n, items) = match part.as_str() {
-                "p" => {
-                    outcomes.pid = Some(number);
-                    continue;
+            match part.as_str() {
+                "p" => outcomes.pid = Some(number),
+                "r" => {
+                    if usize::try_from(number) != Ok(outcomes.releases.len()) {
+                        return Err("the rows of an answer came out of order".to_owned());
+                    }
+                    outcomes.releases.push(cell(2)?);
                 }
-                "r" => (outcomes.releases.len(), &mut outcomes.releases),
-                "a" => (outcomes.asks.len(), &mut outcomes.asks),
-                _ => {
-                    withdrawals += 1;
-                    continue;
+                "a" => {
+                    let ask = usize::try_from(number).ok().and_then(|n| asks.get_mut(n));
+                    *ask.ok_or("an answer has a row that was not asked for")? = Some(cell(2)?);
                 }
-            };
-            if usize::try_from(number) != Ok(n) {
-                return Err("the rows of an answer came out of order".to_owned());
+                _ => others += 1,
             }
-            items.push(cell(2)?);
         }
-        let found = (outcomes.releases.len(), withdrawals, outcomes.asks.len());
-        if found == (work.releases.len(), work.withdrawals.len(), work.asks.len()) {
+        outcomes.asks.extend(asks.into_iter().flatten());
+        let found = (outcomes.releases.len(), others, outcomes.asks.len());
+        if found == (work.releases.len(), work.withdrawals.len() + work.intents.len(), work.asks.len()) {
             Ok(outcomes)
         } else {
             Err("an answer has not the rows that were asked for".to_owned())
@@ -202,9 +289,14 @@ impl Outcomes {
 }
 
 fn values<T>(items: &[T], columns: impl Fn(&T) -> String) -> String {
+    let items: Vec<_> = items.iter().enumerate().collect();
+    numbered(&items, columns)
+}
+
+fn numbered<T>(items: &[(usize, &T)], columns: impl Fn(&T) -> String) -> String {
     let mut text = String::new();
-    for (n, item) in items.iter().enumerate() {
-        let comma = if n == 0 { "" } else { "," };
+    for (n, item) in items {
+        let comma = if text.is_empty() { "" } else { "," };
         write!(text, "{comma}({n},{})", columns(item)).ok();
     }
     text
@@ -452,8 +544,10 @@ mod tests {
     fn the_parts_of_a_message_stand_in_their_order() {
         let key = Key::of(Kind::Lease, "sweeper");
         let release = Release { key, mode: Mode::Exclusive, is_unlocked: false, is_clean: true };
-        let ask = Take { key, mode: Mode::Exclusive, waiting: Waiting::Register };
-        let work = Work { releases: vec![release], withdrawals: vec![key], asks: vec![ask] };
+        let waiting = Waiting::Register;
+        let ask = Take { key, mode: Mode::Exclusive, waiting, joins: false, intends: false };
+        let (releases, withdrawals, intents) = (vec![release], vec![key], vec![key]);
+        let work = Work { releases, withdrawals, intents, asks: vec![ask] };
         let sql = work.sql(true);
         let at = |text: &str| sql.find(text).expect(text);
         assert!(at("SELECT 'r'") < at("SELECT 'w'") && at("SELECT 'w'") < at("SELECT 'a'"), "{sql}");

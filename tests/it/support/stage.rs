@@ -144,16 +144,21 @@ impl Stage {
 
     /// Takes one lease away from whoever has it, without a word; its session lives.
     pub(crate) fn take_away(&self, identity: &str, name: &str) {
+        self.take_key_away(identity, Key::of(Kind::Lease, name));
+    }
+
+    /// As [`take_away`](Self::take_away), of any kind.
+    pub(crate) fn take_key_away(&self, identity: &str, key: Key) {
         match self {
             Self::Files(dir) => {
                 let other = dir.path().join("other");
                 File::create(&other).unwrap();
-                fs::rename(other, self.lock_file(name)).unwrap();
+                fs::rename(other, dir.path().join(format!("{key}.lock"))).unwrap();
             }
-            Self::Memory(memory) | Self::Expiring(memory) => memory.revoke(identity, &Name::from(name)),
+            Self::Memory(memory) | Self::Expiring(memory) => memory.revoke_key(identity, key),
             #[cfg(all(unix, feature = "postgres"))]
             Self::Postgres(postgres) => {
-                let key = Key::of(Kind::Lease, name).get();
+                let key = key.get();
                 let backend = postgres.database.admin().holder(key).expect("somebody has the lease");
                 let theirs = postgres.database.admin().backends(&format!("leasehold/{identity}"));
                 assert!(theirs.contains(&backend), "{identity} has {theirs:?}, the lease is with {backend}");
@@ -177,11 +182,42 @@ impl Stage {
 
     /// Counts who is registered as waiting; `None` where the store does not know.
     pub(crate) fn waiters(&self, name: &str) -> Option<usize> {
+        self.waiters_of(Kind::Lease, name)
+    }
+
+    pub(crate) fn waiters_of(&self, kind: Kind, name: &str) -> Option<usize> {
+        let key = Key::of(kind, name);
         match self {
             Self::Files(_) => None,
-            Self::Memory(memory) | Self::Expiring(memory) => Some(memory.waiters(&Name::from(name))),
+            Self::Memory(memory) | Self::Expiring(memory) => Some(memory.waiters_for(key)),
             #[cfg(all(unix, feature = "postgres"))]
-            Self::Postgres(postgres) => Some(postgres.database.admin().waiters(Key::of(Kind::Lease, name))),
+            Self::Postgres(postgres) => Some(postgres.database.admin().waiters(key)),
+        }
+    }
+
+    /// Waits until nobody waits for the name any more.
+    pub(crate) async fn until_nobody_waits_of(&self, kind: Kind, name: &str) {
+        until("nobody is registered as waiting", || self.waiters_of(kind, name).unwrap_or(0) == 0).await;
+    }
+
+    /// Waits until the store holds nothing for anybody.
+    pub(crate) async fn until_nothing_is_held(&self) {
+        match self {
+            Self::Files(dir) => {
+                let is_free = |path: PathBuf| File::open(path).is_ok_and(|file| file.try_lock().is_ok());
+                let all = || fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path());
+                until("every file is free", || all().filter(|path| path.is_file()).all(is_free)).await;
+            }
+            Self::Memory(memory) | Self::Expiring(memory) => {
+                until("nothing is held", || memory.held() == 0).await;
+            }
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => {
+                let rows = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
+                            AND (objsubid = 1 OR classid <> x'6c656173'::int::oid)";
+                let left = || postgres.database.admin().one::<u32>(rows);
+                crate::support::eventually("no advisory row is left", left, |left| *left == 0).await;
+            }
         }
     }
 

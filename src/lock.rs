@@ -1,0 +1,687 @@
+//! Critical sections: [`Lock`] and [`RwLock`].
+
+use std::fmt;
+use std::future::{self, Future};
+use std::ops::Deref;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::candidate::{self, attend};
+use crate::clock;
+use crate::driver::command::{Admission, Command, Id, Parting, Place, Purpose, Section};
+use crate::driver::term::{Reason, Term};
+use crate::error::{LockError, LossCause};
+use crate::lease::Lease;
+use crate::locker::Inner;
+use crate::name::{Key, Kind, Name};
+use crate::store::{Holder, Mode};
+use crate::turns::Turn;
+
+/// How long before its end a timed wait asks who is in the way, at most: for the error that it may end with.
+const LAST_QUESTION: Duration = Duration::from_millis(500);
+
+/// A critical section that one task enters at a time, of all processes that share the store.
+///
+/// Made by [`Locker::lock`](crate::Locker::lock); clones are the same section. Nothing is sent before the first acquire.
+/// It rides on the Locker's one session: any number of locks takes no connection of its own, and no slot of a pool.
+///
+/// A lock is held for as long as its [`LockGuard`] lives, or the body of a closure form runs, unless it is *lost*: then
+/// the guard's [`Lease`] is cancelled, as that of a job is, and `stop_grace` after that somebody else may be in.
+///
+/// It is not re-entrant: a task that asks for what it holds itself waits for ever, or until its limit.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let dir = tempfile::tempdir()?;
+/// use std::time::Duration;
+/// use leasehold::{Lease, Locker, Options};
+///
+/// let locker = Locker::file(dir.path(), Options::default())?;
+/// let invoice = locker.lock("invoice:42");
+///
+/// // If nobody is in, now.
+/// let total: Option<u32> = invoice.try_with(async |_: Lease| anyhow::Ok(17)).await?;
+/// assert_eq!(total, Some(17));
+///
+/// // When it is our turn, within three seconds.
+/// let guard = invoice.lock_timeout(Duration::from_secs(3)).await?;
+/// assert!(guard.is_held());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Lock {
+    section: Entrance,
+}
+
+/// A critical section that any number of readers or one writer is in, of all processes that share the store.
+///
+/// Made by [`Locker::rw_lock`](crate::Locker::rw_lock). All that is said of [`Lock`] holds. A writer who waits keeps new readers
+/// out, so readers who follow each other do not starve it; should its process die, that is over when the store ends its
+/// session. Reading cannot be upgraded to writing: release first.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let dir = tempfile::tempdir()?;
+/// use leasehold::{Locker, Options};
+///
+/// let locker = Locker::file(dir.path(), Options::default())?;
+/// let catalogue = locker.rw_lock("catalogue");
+/// let (one, two) = (catalogue.read().await?, catalogue.read().await?);
+/// assert!(catalogue.try_write().await?.is_none());
+/// drop((one, two));
+/// let writes = catalogue.write().await?;
+/// writes.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct RwLock {
+    section: Entrance,
+}
+
+/// A lock that is held, for as long as this lives. It derefs to the [`Lease`]: is it held, until when, was it lost.
+///
+/// Dropped, it releases through the Locker's driver, with or without a runtime around; that is not waited for.
+/// [`release`](Self::release) waits for it, and tells whether the lock was held to the end.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct LockGuard {
+    lease: Lease,
+    // In this order: the next task of this process asks after we have left.
+    seat: Seat,
+    turn: Turn,
+}
+
+/// How to get into a section.
+#[derive(Clone)]
+struct Entrance {
+    locker: Arc<Inner>,
+    name: Name,
+    key: Key,
+    ttl: Option<Duration>,
+}
+
+/// How long to wait for others.
+#[derive(Clone, Copy)]
+enum Patience {
+    /// Not at all.
+    None,
+    Endless,
+    Until(Duration),
+}
+
+impl Lock {
+    pub(crate) fn new(locker: Arc<Inner>, name: Name, ttl: Option<Duration>) -> Self {
+        Self { section: Entrance::new(locker, Kind::Lock, name, ttl) }
+    }
+
+    /// Gives the name.
+    #[must_use]
+    pub const fn name(&self) -> &Name {
+        &self.section.name
+    }
+
+    /// Gives the key by which the store knows it.
+    #[must_use]
+    pub const fn key(&self) -> Key {
+        self.section.key
+    }
+
+    /// Enters if nobody is in: `None` if somebody is, here or elsewhere. It takes one round trip, and none where a task of
+    /// this Locker is in or asks.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError`], except for `Timeout`; [`LockError::Unanswered`] after the query timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any point, it leaves nothing: what the store may still grant is released.
+    pub async fn try_lock(&self) -> Result<Option<LockGuard>, LockError> {
+        self.section.enter(Mode::Exclusive, Patience::None).await
+    }
+
+    /// Enters as soon as it is its turn. Tasks of one Locker have their turns in the order in which they came. A release is
+    /// pushed to the processes that wait; where that fails, they ask again at every retry interval.
+    ///
+    /// While the store cannot be reached, it waits for that.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError`], except for `Timeout` and `Unanswered`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_lock`](Self::try_lock); the place in the queue is lost.
+    pub async fn lock(&self) -> Result<LockGuard, LockError> {
+        self.section.wait(Mode::Exclusive, Patience::Endless).await
+    }
+
+    /// As [`lock`](Self::lock), but waits no longer than `limit`, for whatever it waits. With a limit of zero it tries once,
+    /// and waits for the answer, at most for the query timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError`]; `Timeout` names who held it, where the store tells in time.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`lock`](Self::lock).
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<LockGuard, LockError> {
+        self.section.wait(Mode::Exclusive, Patience::Until(limit)).await
+    }
+
+    /// Runs `body` if nobody is in, and releases before it returns. `None` if somebody is in: then `body` is not called.
+    ///
+    /// If the lock is lost meanwhile, the lease is cancelled, and the body is dropped where it does not end within
+    /// `stop_grace`; then, and where it returned `Ok`, the result is [`LockError::Lost`]. An error of the body is always
+    /// given back as it is. If the body panics, the lock is released, and the panic goes on.
+    ///
+    /// # Errors
+    ///
+    /// Those of the body, and those of [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any point, it drops the body first, and then releases. That is not waited for.
+    pub async fn try_with<T, E, F, Fut>(&self, body: F) -> Result<Option<T>, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.with(Mode::Exclusive, Patience::None, body).await
+    }
+
+    /// Runs `body` as soon as it is its turn, and releases before it returns. As [`try_with`](Self::try_with) otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Those of the body, and those of [`lock`](Self::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_with`](Self::try_with).
+    pub async fn with<T, E, F, Fut>(&self, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.wait_with(Mode::Exclusive, Patience::Endless, body).await
+    }
+
+    /// As [`with`](Self::with), but waits no longer than `limit` to get in. The body has as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// Those of the body, and those of [`lock_timeout`](Self::lock_timeout).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_with`](Self::try_with).
+    pub async fn with_timeout<T, E, F, Fut>(&self, limit: Duration, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.wait_with(Mode::Exclusive, Patience::Until(limit), body).await
+    }
+}
+
+impl RwLock {
+    pub(crate) fn new(locker: Arc<Inner>, name: Name, ttl: Option<Duration>) -> Self {
+        Self { section: Entrance::new(locker, Kind::RwLock, name, ttl) }
+    }
+
+    /// Gives the name.
+    #[must_use]
+    pub const fn name(&self) -> &Name {
+        &self.section.name
+    }
+
+    /// Gives the key by which the store knows it.
+    #[must_use]
+    pub const fn key(&self) -> Key {
+        self.section.key
+    }
+
+    /// Enters to read if nobody writes, or waits to on another Locker or before us on this one: `None` otherwise. As [`Lock::try_lock`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::try_lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_lock`].
+    pub async fn try_read(&self) -> Result<Option<LockGuard>, LockError> {
+        self.section.enter(Mode::Read, Patience::None).await
+    }
+
+    /// Enters to read as soon as it can. As [`Lock::lock`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::lock`].
+    pub async fn read(&self) -> Result<LockGuard, LockError> {
+        self.section.wait(Mode::Read, Patience::Endless).await
+    }
+
+    /// Enters to read, and waits no longer than `limit` for that. As [`Lock::lock_timeout`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::lock_timeout`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::lock`].
+    pub async fn read_timeout(&self, limit: Duration) -> Result<LockGuard, LockError> {
+        self.section.wait(Mode::Read, Patience::Until(limit)).await
+    }
+
+    /// Runs `body` with the lock held to read, if that can be had at once. As [`Lock::try_with`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::try_with`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_with`].
+    pub async fn try_with_read<T, E, F, Fut>(&self, body: F) -> Result<Option<T>, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.with(Mode::Read, Patience::None, body).await
+    }
+
+    /// Runs `body` with the lock held to read. As [`Lock::with`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::with`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_with`].
+    pub async fn with_read<T, E, F, Fut>(&self, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.wait_with(Mode::Read, Patience::Endless, body).await
+    }
+
+    /// Runs `body` with the lock held to read, and waits no longer than `limit` to get in. As [`Lock::with_timeout`]
+    /// otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::with_timeout`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_with`].
+    pub async fn with_read_timeout<T, E, F, Fut>(&self, limit: Duration, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.wait_with(Mode::Read, Patience::Until(limit), body).await
+    }
+
+    /// Enters to write if nobody else is in: `None` otherwise. As [`Lock::try_lock`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::try_lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_lock`].
+    pub async fn try_write(&self) -> Result<Option<LockGuard>, LockError> {
+        self.section.enter(Mode::Write, Patience::None).await
+    }
+
+    /// Enters to write as soon as it can. As [`Lock::lock`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::lock`].
+    pub async fn write(&self) -> Result<LockGuard, LockError> {
+        self.section.wait(Mode::Write, Patience::Endless).await
+    }
+
+    /// Enters to write, and waits no longer than `limit` for that. As [`Lock::lock_timeout`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::lock_timeout`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::lock`].
+    pub async fn write_timeout(&self, limit: Duration) -> Result<LockGuard, LockError> {
+        self.section.wait(Mode::Write, Patience::Until(limit)).await
+    }
+
+    /// Runs `body` with the lock held to write, if that can be had at once. As [`Lock::try_with`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::try_with`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_with`].
+    pub async fn try_with_write<T, E, F, Fut>(&self, body: F) -> Result<Option<T>, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.with(Mode::Write, Patience::None, body).await
+    }
+
+    /// Runs `body` with the lock held to write. As [`Lock::with`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::with`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_with`].
+    pub async fn with_write<T, E, F, Fut>(&self, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.wait_with(Mode::Write, Patience::Endless, body).await
+    }
+
+    /// Runs `body` with the lock held to write, and waits no longer than `limit` to get in. As [`Lock::with_timeout`]
+    /// otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lock::with_timeout`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Lock::try_with`].
+    pub async fn with_write_timeout<T, E, F, Fut>(&self, limit: Duration, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.section.wait_with(Mode::Write, Patience::Until(limit), body).await
+    }
+}
+
+impl LockGuard {
+    /// Releases, and waits until others can have the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if it was not held to the end: somebody else may have been in.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any point, it releases all the same.
+    pub async fn release(self) -> Result<(), LockError> {
+        let Self { lease, seat, turn } = self;
+        let parting = seat.leave().await;
+        drop(turn);
+        match (parting, lease.reason()) {
+            (Some(Parting::Released), _) => Ok(()),
+            (_, Some(Reason::Lost(cause))) => Err(LockError::Lost { cause }),
+            _ => Err(LockError::Lost { cause: LossCause::Gone }),
+        }
+    }
+
+    /// Gives the lease, to be handed on.
+    #[must_use]
+    pub const fn lease(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl Deref for LockGuard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl Entrance {
+    fn new(locker: Arc<Inner>, kind: Kind, name: Name, ttl: Option<Duration>) -> Self {
+        let key = Key::of(kind, name.as_str());
+        Self { locker, name, key, ttl }
+    }
+
+    async fn enter(&self, mode: Mode, patience: Patience) -> Result<Option<LockGuard>, LockError> {
+        match patience {
+            Patience::None => self.acquire(mode, true, &AtomicBool::new(false)).await,
+            Patience::Endless => self.acquire(mode, false, &AtomicBool::new(false)).await,
+            Patience::Until(limit) => self.enter_within(mode, limit).await.map(Some),
+        }
+    }
+
+    async fn wait(&self, mode: Mode, patience: Patience) -> Result<LockGuard, LockError> {
+        // Nobody who waits is told that somebody is in.
+        self.enter(mode, patience).await?.ok_or(LockError::Driver)
+    }
+
+    async fn enter_within(&self, mode: Mode, limit: Duration) -> Result<LockGuard, LockError> {
+        let since = clock::now();
+        let has_turn = AtomicBool::new(false);
+        if limit.is_zero() {
+            let entered = self.acquire(mode, true, &has_turn).await?;
+            return entered.ok_or_else(|| self.timeout(since, has_turn.load(Ordering::Relaxed), None));
+        }
+        let mut entering = pin!(self.acquire(mode, false, &has_turn));
+        let question = limit.saturating_sub(LAST_QUESTION.min(limit / 4));
+        let mut holder = None;
+        if let Ok(entered) = tokio::time::timeout(question, &mut entering).await {
+            return entered?.ok_or(LockError::Driver);
+        }
+        if has_turn.load(Ordering::Relaxed) {
+            let (reply, answer) = oneshot::channel();
+            self.locker.tell(Command::Who(self.key, reply));
+            holder = Some(answer);
+        }
+        let left = limit.saturating_sub(waited(since));
+        if let Ok(entered) = tokio::time::timeout(left, entering).await {
+            return entered?.ok_or(LockError::Driver);
+        }
+        let holder = holder.and_then(|mut answer| answer.try_recv().ok()).flatten();
+        Err(self.timeout(since, has_turn.load(Ordering::Relaxed), holder))
+    }
+
+    fn timeout(&self, since: Instant, has_turn: bool, holder: Option<Holder>) -> LockError {
+        let holder = if has_turn { holder.map(shown) } else { Some(self.locker.options.identity.clone()) };
+        LockError::Timeout { name: self.name.clone(), waited: waited(since), holder }
+    }
+
+    /// Gets in, or is told that somebody is in: only where it does not wait for that.
+    async fn acquire(
+        &self,
+        mode: Mode,
+        is_try: bool,
+        has_turn: &AtomicBool,
+    ) -> Result<Option<LockGuard>, LockError> {
+        self.name.validate().map_err(LockError::Name)?;
+        let Inner { options, turns, closing, .. } = &*self.locker;
+        if closing.is_cancelled() {
+            return Err(LockError::Closed);
+        }
+        let max_held = options.max_held;
+        let room = max_held.saturating_sub(self.locker.candidates());
+        let full = |_| LockError::TooManyNames { max_held };
+        let turn = match turns.try_turn(self.key, mode, room).map_err(full)? {
+            Some(turn) => turn,
+            None if is_try => return Ok(None),
+            None => tokio::select! {
+                biased;
+                turn = turns.turn(self.key, mode, room) => turn.map_err(full)?,
+                () = closing.cancelled() => return Err(LockError::Closed),
+            },
+        };
+        has_turn.store(true, Ordering::Relaxed);
+        let (answer, admission) = oneshot::channel();
+        let try_until = is_try.then(|| clock::now() + options.query_timeout);
+        let section = Section { mode, ttl: self.ttl, try_until, answer: Some(answer) };
+        let seat = self.locker.enter(self.name.clone(), self.key, section);
+        match admission.await {
+            Ok(Admission::Granted(term)) => {
+                let lease = Lease::new(term, seat.id, self.locker.driver());
+                Ok(Some(LockGuard { lease, seat, turn }))
+            }
+            Ok(Admission::Busy) => Ok(None),
+            Ok(Admission::Refused(error)) => Err(LockError::Refused(error)),
+            Ok(Admission::Failed(reason)) => Err(LockError::Failed { reason }),
+            Ok(Admission::Unanswered) => Err(LockError::Unanswered { limit: options.query_timeout }),
+            Ok(Admission::Closed) => Err(LockError::Closed),
+            Err(_) if closing.is_cancelled() => Err(LockError::Closed),
+            Err(_) => Err(LockError::Driver),
+        }
+    }
+
+    async fn wait_with<T, E, F, Fut>(&self, mode: Mode, patience: Patience, body: F) -> Result<T, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        self.with(mode, patience, body).await?.ok_or_else(|| LockError::Driver.into())
+    }
+
+    /// The one place where a body ends before its lock is released: `attend` drops its future before it returns.
+    async fn with<T, E, F, Fut>(&self, mode: Mode, patience: Patience, body: F) -> Result<Option<T>, E>
+    where
+        F: FnOnce(Lease) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError>,
+    {
+        let Some(guard) = self.enter(mode, patience).await? else { return Ok(None) };
+        let (term, address) = (Arc::clone(guard.lease.shared()), guard.seat.address());
+        if !term.is_held(clock::now()) {
+            return Err(dropped(&term).into());
+        }
+        let returned = attend(body(guard.lease.clone()), &term, address, future::pending()).await;
+        let released = guard.release().await;
+        match returned {
+            Some(Ok(value)) => {
+                released?;
+                Ok(Some(value))
+            }
+            Some(Err(error)) => Err(error),
+            None => Err(dropped(&term).into()),
+        }
+    }
+}
+
+fn waited(since: Instant) -> Duration {
+    clock::now().saturating_duration_since(since)
+}
+
+/// Why a body had to be dropped.
+fn dropped(term: &Term) -> LockError {
+    match term.reason() {
+        Some(Reason::Lost(cause)) => LockError::Lost { cause },
+        // The drain timeout, after `close`.
+        _ => LockError::Closed,
+    }
+}
+
+fn shown(holder: Holder) -> String {
+    let Holder { identity, address, pid, .. } = holder;
+    let who = identity.filter(|identity| !identity.is_empty()).unwrap_or_else(|| "unknown".to_owned());
+    let whence = [address, pid.map(|pid| format!("server process {pid}"))];
+    let whence: Vec<_> = whence.into_iter().flatten().collect();
+    if whence.is_empty() { who } else { format!("{who} ({})", whence.join(", ")) }
+}
+
+/// Where one who asks, or holds, sits in the driver. Dropped, it gives up what it has or may still get.
+struct Seat {
+    locker: Arc<Inner>,
+    id: Id,
+    has_left: bool,
+}
+
+impl Inner {
+    fn enter(self: &Arc<Self>, name: Name, key: Key, section: Section) -> Seat {
+        let id = self.next_id();
+        let place = Place { id, name, key, purpose: Purpose::Section(section) };
+        self.tell(Command::Enter(place));
+        Seat { locker: Arc::clone(self), id, has_left: false }
+    }
+}
+
+impl Seat {
+    /// Tells this seat from those of other Lockers too.
+    fn address(&self) -> (usize, Id) {
+        (candidate::locker_address(&self.locker), self.id)
+    }
+
+    /// Gives up what it holds, and waits until that is free. `None` if the driver is gone.
+    async fn leave(mut self) -> Option<Parting> {
+        let (done, parting) = oneshot::channel();
+        self.has_left = true;
+        self.locker.tell(Command::Leave(self.id, Some(done)));
+        parting.await.ok()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !self.has_left {
+            self.locker.tell(Command::Leave(self.id, None));
+        }
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("name", self.name()).field("key", &self.key()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RwLock").field("name", self.name()).field("key", &self.key()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard").field("lease", &self.lease).finish_non_exhaustive()
+    }
+}

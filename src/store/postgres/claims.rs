@@ -1,0 +1,179 @@
+//! What a session holds and waits for, as far as it was told.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+
+use super::checks::Lock;
+use super::statements::{self, Take, Waiting};
+use crate::name::Key;
+use crate::store::{Answer, Ask, Mode};
+
+/// One grant of this session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(super) key: Key,
+    pub(super) mode: Mode,
+    /// Tells apart the grants of one key, whether they follow each other or are those of several readers.
+    serial: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Claims {
+    /// Session locks stack, and the server does not tell how high: several readers of a session share one lock.
+    held: HashMap<Key, Vec<Held>>,
+    /// The keys that this session is registered as waiting for.
+    waiting: HashSet<Key>,
+    /// Those of them that it is seen to wait for to write.
+    intents: HashSet<Key>,
+    serial: u64,
+}
+
+/// There is a lock that this session did not take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Foreign;
+
+impl Claims {
+    pub(super) fn holds(&self, held: &Held) -> bool {
+        self.held.get(&held.key).is_some_and(|grants| grants.contains(held))
+    }
+
+    pub(super) fn waits_for(&self, key: Key) -> bool {
+        self.waiting.contains(&key)
+    }
+
+    pub(super) fn intends(&self, key: Key) -> bool {
+        self.intents.contains(&key)
+    }
+
+    pub(super) fn all_held(&self) -> impl Iterator<Item = Held> {
+        self.held.values().filter_map(|grants| grants.first().copied())
+    }
+
+    pub(super) fn all_waited_for(&self) -> impl Iterator<Item = Key> {
+        self.waiting.iter().copied()
+    }
+
+    pub(super) fn all_intents(&self) -> impl Iterator<Item = Key> {
+        self.intents.iter().copied()
+    }
+
+    /// What of these is worth asking the server for, and whose asks each is: several readers ask as one. What is held
+    /// already, by others than readers, is not asked for: the server would grant it once more.
+    pub(super) fn takes(&self, asks: &[Ask]) -> Vec<(Vec<usize>, Take)> {
+        let mut takes: Vec<(Vec<usize>, Take)> = Vec::with_capacity(asks.len());
+        let mut places: HashMap<Key, usize> = HashMap::with_capacity(asks.len());
+        for (n, ask) in asks.iter().enumerate() {
+            let held = self.held.get(&ask.key).and_then(|grants| grants.first());
+            let joins = held.is_some();
+            if held.is_some_and(|held| (held.mode, ask.mode) != (Mode::Read, Mode::Read)) {
+                continue;
+            }
+            match places.entry(ask.key) {
+                Entry::Occupied(at) => {
+                    let (asking, take) = &mut takes[*at.get()];
+                    if (take.mode, ask.mode) == (Mode::Read, Mode::Read) {
+                        asking.push(n);
+                        if take.waiting == Waiting::No && ask.register {
+                            take.waiting = Waiting::Register;
+                        }
+                    }
+                }
+                Entry::Vacant(at) => {
+                    at.insert(takes.len());
+                    let waiting = if self.waits_for(ask.key) {
+                        Waiting::Registered
+                    } else if ask.register {
+                        Waiting::Register
+                    } else {
+                        Waiting::No
+                    };
+                    let (key, mode, intends) = (ask.key, ask.mode, self.intends(ask.key));
+                    takes.push((vec![n], Take { key, mode, waiting, joins, intends }));
+                }
+            }
+        }
+        takes
+    }
+
+    /// A key was granted: it is waited for no more.
+    pub(super) fn grant(&mut self, take: &Take) -> Held {
+        self.serial += 1;
+        let held = Held { key: take.key, mode: take.mode, serial: self.serial };
+        self.held.entry(take.key).or_default().push(held);
+        self.waiting.remove(&take.key);
+        self.intents.remove(&take.key);
+        held
+    }
+
+    /// What the server says to one who asks, in the words of its statement.
+    pub(super) fn answer(&mut self, take: &Take, outcome: &str) -> Answer<Held> {
+        match outcome {
+            "busy" => Answer::Busy { registered: false },
+            "waiting" | "intends" | "again" => {
+                self.waiting.insert(take.key);
+                if outcome == "intends" {
+                    self.intents.insert(take.key);
+                }
+                Answer::Busy { registered: outcome != "again" }
+            }
+            _ => Answer::Granted(self.grant(take)),
+        }
+    }
+
+    /// A grant has ended. Tells whether the key is to be unlocked: it was the last one.
+    pub(super) fn end(&mut self, held: &Held) -> bool {
+        let Entry::Occupied(mut grants) = self.held.entry(held.key) else { return false };
+        grants.get_mut().retain(|it| it != held);
+        let is_last = grants.get().is_empty();
+        if is_last {
+            grants.remove();
+        }
+        is_last
+    }
+
+    /// The key is not held any more, by nobody.
+    pub(super) fn forget(&mut self, key: Key) {
+        self.held.remove(&key);
+    }
+
+    /// It waits for the key no more. Tells whether it did.
+    pub(super) fn withdraw(&mut self, key: Key) -> bool {
+        self.waiting.remove(&key)
+    }
+
+    /// It does not keep readers out any more. Tells whether it did.
+    pub(super) fn give_way(&mut self, key: Key) -> bool {
+        self.intents.remove(&key)
+    }
+
+    /// Compares with what the lock table shows, and forgets what is not there. Gives the keys that it does not wait for any
+    /// more.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else runs statements on it, or an earlier one is carried out twice.
+    pub(super) fn compare<'a>(&mut self, locks: impl Iterator<Item = &'a Lock>) -> Result<Vec<Key>, Foreign> {
+        let held: HashMap<i64, Held> = self.all_held().map(|held| (held.key.get(), held)).collect();
+        let waiting: HashMap<i64, Key> =
+            self.all_waited_for().map(|key| (key.waiting().get(), key)).collect();
+        let intents: HashMap<i64, Key> =
+            self.all_intents().map(|key| (statements::intent_key(key), key)).collect();
+        let mut missing: HashSet<Key> = self.held.keys().copied().collect();
+        let (mut unregistered, mut no_intents) = (self.waiting.clone(), self.intents.clone());
+        for lock in locks {
+            if let Some(held) = held.get(&lock.key).filter(|held| lock.is_for(lock.key, held.mode)) {
+                missing.remove(&held.key);
+            } else if let Some(key) = waiting.get(&lock.key).filter(|_| lock.is_for(lock.key, Mode::Read)) {
+                unregistered.remove(key);
+            } else if let Some(key) = intents.get(&lock.key).filter(|_| lock.is_intent(lock.key)) {
+                no_intents.remove(key);
+            } else {
+                return Err(Foreign);
+            }
+        }
+        self.held.retain(|key, _| !missing.contains(key));
+        self.waiting.retain(|key| !unregistered.contains(key));
+        self.intents.retain(|key| !no_intents.contains(key));
+        Ok(unregistered.into_iter().collect())
+    }
+}
