@@ -1,12 +1,13 @@
 //! While the command runs and nothing happens.
 
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::Pid;
 
 use crate::arguments::Arguments;
 use crate::place::Place;
-use crate::process::{Process, Then, now};
+use crate::process::{HEARTBEAT, Process, Then, now};
 use crate::report::{Row, Unit};
 use crate::usage::{Memory, Work};
 
@@ -31,6 +32,24 @@ pub(crate) fn memory(place: &Place, arguments: Arguments) -> anyhow::Result<Vec<
         row("sum", sum.rss, plain.rss),
         row("sum, shared pages once", sum.pss, plain.pss),
     ])
+}
+
+/// The same work without pauses in between, in which caches go cold and a virtual machine's processor is given away:
+/// what a heartbeat costs, at the rate of the default options.
+pub(crate) fn warm_work(place: &Place, arguments: Arguments) -> anyhow::Result<Row> {
+    let interval = Duration::from_millis(20);
+    let often = humantime::format_duration(interval).to_string();
+    let options = ["--heartbeat-interval", &often, "--retry-interval", &often];
+    let mut leader = Process::leasehold(place, &options, Then::Stay)?;
+    leader.told()?;
+    let pair = Pair::of(&leader)?;
+    let ((wrapper, guard), since) = (pair.work()?, now());
+    thread::sleep(arguments.window() / 3);
+    let (after, seconds) = (pair.work()?, now().saturating_sub(since).as_secs_f64());
+    let work = (after.0 - wrapper) + (after.1 - guard);
+    let percent = work.cpu.as_secs_f64() / seconds * 100.0 * interval.as_secs_f64() / HEARTBEAT.as_secs_f64();
+    let metric = format!("processor, {}, leader: sum, warm", place.label);
+    Ok(Row::new(metric, Unit::Percent, percent).with_goal(GOAL_PERCENT * arguments.allowance))
 }
 
 /// `leasehold run` and its guard.

@@ -18,7 +18,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
 const PATIENCE: &str = "5m";
 
 /// The default of `heartbeat_interval`.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 
 pub(crate) fn now() -> Duration {
     clock_gettime(ClockId::Monotonic).try_into().expect("the monotonic clock is not negative")

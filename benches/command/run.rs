@@ -33,6 +33,7 @@ fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
         rows.extend(start::rows(place, arguments)?);
         rows.push(hand_over::row(place, arguments.hand_overs())?);
         rows.extend(idle::memory(place, arguments)?);
+        rows.push(idle::warm_work(place, arguments)?);
     }
     eprintln!("processor time of idle processes");
     rows.extend(idle::work(&places, arguments)?);
