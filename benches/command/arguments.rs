@@ -45,7 +45,7 @@ impl Arguments {
     }
 
     pub(crate) const fn starts(self) -> usize {
-        if self.is_quick { 20 } else { 50 }
+        if self.is_quick { 15 } else { 50 }
     }
 
     pub(crate) const fn hand_overs(self) -> usize {

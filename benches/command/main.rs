@@ -1,8 +1,8 @@
 //! What `leasehold run` costs: until the command runs, while nothing happens, and at the end.
 //!
 //! ```text
-//! cargo bench --features cli --bench command              # about a minute and a half
-//! cargo bench --features cli --bench command -- --quick   # fewer rounds, a shorter look: under a minute
+//! cargo bench --features cli --bench command              # about two and a half minutes
+//! cargo bench --features cli --bench command -- --quick   # fewer rounds, a shorter look: about one
 //! cargo bench --features cli --bench command -- --help
 //! ```
 //!

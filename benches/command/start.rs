@@ -19,7 +19,7 @@ const GOAL_MS: f64 = 50.0;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How many rounds with the takeover delay of 1 s, which is most of what they take.
-const WITH_DELAY: usize = 5;
+const WITH_DELAY: usize = 3;
 
 pub(crate) fn rows(place: &Place, arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     if place.sql().is_none() {
