@@ -11,7 +11,9 @@ mod signals;
 mod terminal;
 
 use std::cell::{Cell, RefCell};
-use std::process::ExitCode;
+use std::fmt::Display;
+use std::io::{self, Write as _};
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -22,7 +24,7 @@ use tracing::{info, warn};
 use self::command::{Command, Ended};
 use self::guard::Guard;
 use self::reaper::Reaper;
-use self::signals::Signals;
+use self::signals::{Mask, Signals};
 use crate::common::{Common, now};
 use crate::exit::{self, Usage};
 
@@ -73,14 +75,15 @@ enum Restart {
 
 pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
     Name::from(arguments.name.as_str()).validate().map_err(leasehold::Error::from)?;
+    let mask = Mask::start()?;
     let runtime = crate::runtime()?;
-    let code = runtime.block_on(run(common, arguments));
+    let code = runtime.block_on(run(common, arguments, mask));
     // Whatever still waits for a name server, it does not keep the process.
     runtime.shutdown_background();
     code
 }
 
-async fn run(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
+async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
     let options = common.options()?;
     let locker = if arguments.no_wait {
         // Whoever does not wait for the leader does not wait for the store.
@@ -98,6 +101,7 @@ async fn run(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> 
         reaper,
         guard: RefCell::new(guard),
         signals,
+        mask,
         shutdown: CancellationToken::new(),
         last: Cell::new(None),
         verdict: Cell::new(None),
@@ -113,6 +117,7 @@ struct Wrapper {
     reaper: Reaper,
     guard: RefCell<Guard>,
     signals: Signals,
+    mask: Mask,
     /// Ends the candidacy.
     shutdown: CancellationToken,
     /// How the command ended last.
@@ -135,23 +140,28 @@ impl Wrapper {
             }
         };
         self.locker.close().await;
-        let code = match led {
+        let code = self.code(led);
+        self.guard.into_inner().end().await;
+        Ok(ExitCode::from(code?))
+    }
+
+    fn code(&self, led: Result<Option<Ended>, RunError<CannotStart>>) -> anyhow::Result<u8> {
+        Ok(match led {
             Ok(Some(ended)) => ended.code(),
             Ok(None) => self.code_of_a_stop(),
             Err(RunError::Job(CannotStart(error))) => {
-                eprintln!("leasehold: the command could not be started: {error}");
+                complain(format_args!("the command could not be started: {error}"));
                 exit::CANNOT_EXECUTE
             }
             Err(RunError::Refused(error)) => {
-                eprintln!("leasehold: {error}");
+                complain(error);
                 exit::REFUSED
             }
             Err(error @ (RunError::Name(_) | RunError::Options(_))) => {
                 return Err(Usage::new(error.to_string()).into());
             }
             Err(error) => return Err(anyhow::anyhow!("{error}")),
-        };
-        Ok(ExitCode::from(code))
+        })
     }
 
     fn code_of_a_stop(&self) -> u8 {
@@ -230,7 +240,7 @@ impl Wrapper {
                 self.after_a_stop(&lease);
                 return Ok(ended);
             }
-            if !again {
+            if !again || self.shutdown.is_cancelled() {
                 return Ok(ended);
             }
             if since.elapsed() > RESTART_PAUSE.1 {
@@ -271,4 +281,16 @@ impl std::fmt::Display for CannotStart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// This program, also where its file has been replaced since it was started.
+fn this_program() -> io::Result<process::Command> {
+    let path = std::env::current_exe()?;
+    let replaced = std::path::PathBuf::from("/proc/self/exe");
+    Ok(process::Command::new(if path.exists() || !replaced.exists() { path } else { replaced }))
+}
+
+/// Says what is wrong. That nobody reads it is no reason to leave the rest undone, as it would be for `eprintln!`.
+fn complain(what: impl Display) {
+    writeln!(io::stderr(), "leasehold: {what}").ok();
 }

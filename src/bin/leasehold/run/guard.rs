@@ -7,19 +7,20 @@
 use std::fs::File;
 use std::io::{self, BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{self, ChildStdin, ChildStdout, ExitCode, Stdio};
+use std::process::{ChildStdin, ChildStdout, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::warn;
 
 use super::group::Group;
 use super::reaper::Reaper;
+use super::{complain, terminal, this_program};
 
 /// Where no leash runs.
 const LONG: Duration = Duration::from_hours(1);
@@ -99,6 +100,23 @@ impl Guard {
         self.start_again().is_ok() && self.process.say(&text).is_ok()
     }
 
+    /// That group gets the terminal back from the command, should this process be killed.
+    pub(crate) fn gives_the_terminal_to(&mut self, group: Pid) {
+        self.process.say(&format!("terminal {}", group.as_raw_pid())).ok();
+    }
+
+    /// Waits until it has ended: it holds open what this process was started with, and what whoever started that waits
+    /// for may be one of these things.
+    pub(crate) async fn end(self) {
+        let Self { process: Process { pid, say, answers, holds }, reaper, .. } = self;
+        drop(say);
+        if answers.is_none() && !holds.load(Ordering::Relaxed) && reaper.runs(pid) {
+            // It waits for another one's, and hears nothing. It leads nothing yet.
+            kill_process(pid, Signal::KILL).ok();
+        }
+        reaper.ended(pid).await;
+    }
+
     /// The group is empty.
     pub(crate) fn free(&mut self) {
         self.process.say("free").ok();
@@ -109,7 +127,7 @@ impl Process {
     fn start(reaper: &Reaper) -> io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
-        let mut child = process::Command::new(std::env::current_exe()?)
+        let mut child = this_program()?
             .arg("guard")
             // Out of the way of what is sent to our group, such as by a terminal.
             .process_group(0)
@@ -151,6 +169,7 @@ fn clock() -> Duration {
 enum Order {
     Hold(PathBuf),
     Leash { group: Group, until: Duration },
+    Terminal(Pid),
     Free,
 }
 
@@ -161,6 +180,9 @@ impl Order {
         }
         if line == "free" {
             return Some(Self::Free);
+        }
+        if let Some(group) = line.strip_prefix("terminal ") {
+            return Some(Self::Terminal(Pid::from_raw(group.parse().ok()?)?));
         }
         let (group, until) = line.strip_prefix("leash ")?.split_once(' ')?;
         Some(Self::Leash {
@@ -185,6 +207,7 @@ pub(crate) fn main() -> ExitCode {
     });
     let mut leash: Option<(Group, Duration)> = None;
     let mut held = None;
+    let mut terminal = None;
     loop {
         let left = leash.map_or(LONG, |(_, until)| until.saturating_sub(clock()));
         match told.recv_timeout(left) {
@@ -201,21 +224,22 @@ pub(crate) fn main() -> ExitCode {
                 );
             }
             Ok(Order::Leash { group, until }) => leash = Some((group, until)),
-            Ok(Order::Free) => leash = None,
+            Ok(Order::Terminal(group)) => terminal = Some(group),
+            Ok(Order::Free) => (leash, terminal) = (None, None),
             Err(RecvTimeoutError::Timeout) => {
                 if let Some((group, until)) = leash
                     && clock() >= until
                 {
-                    eprintln!("leasehold: the process that leads stands still: its command is killed");
                     group.signal(Signal::KILL);
                     leash = None;
+                    // Whoever should read it may stand still, too.
+                    thread::spawn(|| complain("the process that leads stands still: its command is killed"));
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
     if let Some((group, _)) = leash {
-        eprintln!("leasehold: the process that leads is dead: its command is killed");
         group.signal(Signal::KILL);
         while !group.is_empty() {
             thread::sleep(Duration::from_millis(1));
@@ -223,6 +247,12 @@ pub(crate) fn main() -> ExitCode {
     }
     // Only now: whoever waits for it starts a command of its own.
     drop(held);
+    if let Some((group, _)) = leash {
+        if let Some(to) = terminal {
+            terminal::give_back(group, to);
+        }
+        complain("the process that leads is dead: its command is killed");
+    }
     ExitCode::SUCCESS
 }
 
