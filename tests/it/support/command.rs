@@ -119,6 +119,11 @@ impl Scene {
 
 impl Run {
     pub(crate) fn of(mut command: Command) -> Self {
+        Self::of_piped(&mut command)
+    }
+
+    /// As [`Self::of`], for the end of a chain of setters.
+    pub(crate) fn of_piped(command: &mut Command) -> Self {
         Self { child: command.spawn().unwrap() }
     }
 

@@ -5,9 +5,9 @@
 //! and cannot prolong it, the group is killed before anybody else may lead.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, Write as _};
+use std::io::{self, BufRead as _, PipeWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, ExitCode, Stdio};
+use std::process::{ChildStdout, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -25,6 +25,9 @@ use super::{complain, terminal, this_program};
 /// Where no leash runs.
 const LONG: Duration = Duration::from_hours(1);
 
+/// How long its end is waited for: nearly always it takes a millisecond.
+const LONGEST_END: Duration = Duration::from_secs(1);
+
 /// The guard, from the side of the process that it guards.
 pub(crate) struct Guard {
     /// What several processes of one host hold one after the other, where the store is on this host: it is free only
@@ -36,7 +39,7 @@ pub(crate) struct Guard {
 
 struct Process {
     pid: Pid,
-    say: ChildStdin,
+    say: PipeWriter,
     /// Until it is asked to hold something.
     answers: Option<ChildStdout>,
     /// It has said that it holds that, or has nothing to hold.
@@ -45,7 +48,7 @@ struct Process {
 
 impl Guard {
     pub(crate) fn start(file: Option<PathBuf>, reaper: Reaper) -> io::Result<Self> {
-        Ok(Self { file, process: Process::start(&reaper)?, reaper })
+        Ok(Self { file, process: Process::start(&reaper, "free")?, reaper })
     }
 
     pub(crate) const fn pid(&self) -> Pid {
@@ -53,10 +56,10 @@ impl Guard {
     }
 
     /// Somebody has killed it.
-    fn start_again(&mut self) -> io::Result<()> {
+    fn start_again(&mut self, first: &str) -> io::Result<()> {
         warn!("the guard is dead: another one is started");
         self.reaper.forget(self.process.pid);
-        self.process = Process::start(&self.reaper)?;
+        self.process = Process::start(&self.reaper, first)?;
         Ok(())
     }
 
@@ -66,7 +69,7 @@ impl Guard {
         // One that was asked, and whose answer nobody has waited for, is asked no more.
         let is_asked = self.process.answers.is_none() && !self.process.holds.load(Ordering::Relaxed);
         if is_asked || self.process.say("free").is_err() {
-            self.start_again()?;
+            self.start_again("free")?;
         }
         let file = self.file.clone().and_then(|file| Some((file, self.process.answers.take()?)));
         if let Some((path, _)) = &file {
@@ -94,10 +97,7 @@ impl Guard {
     pub(crate) fn leash(&mut self, group: Group, left: Duration) -> bool {
         let at = clock().saturating_add(left).as_millis();
         let text = format!("leash {} {at}", group.0.as_raw_pid());
-        if self.process.say(&text).is_ok() {
-            return true;
-        }
-        self.start_again().is_ok() && self.process.say(&text).is_ok()
+        self.process.say(&text).is_ok() || self.start_again(&text).is_ok()
     }
 
     /// That group gets the terminal back from the command, should this process be killed.
@@ -106,7 +106,7 @@ impl Guard {
     }
 
     /// Waits until it has ended: it holds open what this process was started with, and what whoever started that waits
-    /// for may be one of these things.
+    /// for may be one of these things. Not for long: somebody may have stopped it.
     pub(crate) async fn end(self) {
         let Self { process: Process { pid, say, answers, holds }, reaper, .. } = self;
         drop(say);
@@ -114,7 +114,7 @@ impl Guard {
             // It waits for another one's, and hears nothing. It leads nothing yet.
             kill_process(pid, Signal::KILL).ok();
         }
-        reaper.ended(pid).await;
+        tokio::time::timeout(LONGEST_END, reaper.ended(pid)).await.ok();
     }
 
     /// The group is empty.
@@ -124,30 +124,33 @@ impl Guard {
 }
 
 impl Process {
-    fn start(reaper: &Reaper) -> io::Result<Self> {
+    /// It is told the first thing before it runs: from then on it may be needed.
+    fn start(reaper: &Reaper, first: &str) -> io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
+        let (hear, say) = io::pipe()?;
+
+        tell(&say, first)?;
         let mut child = this_program()?
             .arg("guard")
             // Out of the way of what is sent to our group, such as by a terminal.
             .process_group(0)
-            .stdin(Stdio::piped())
+            .stdin(hear)
             .stdout(Stdio::piped())
             .spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        match (pid, child.stdin.take(), child.stdout.take()) {
-            (Some(pid), Some(say), answers) => {
-                reaper.watch(pid);
-                Ok(Self { pid, say, answers, holds: Arc::default() })
-            }
-            _ => Err(io::Error::other("the guard has no pipe")),
-        }
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        reaper.watch(pid);
+        Ok(Self { pid, say, answers: child.stdout.take(), holds: Arc::default() })
     }
 
-    fn say(&mut self, line: &str) -> io::Result<()> {
-        // One write, so that it is there whole or not at all.
-        self.say.write_all(format!("{line}\n").as_bytes())
+    fn say(&self, line: &str) -> io::Result<()> {
+        tell(&self.say, line)
     }
+}
+
+/// One write, so that it is there whole or not at all.
+fn tell(mut pipe: &PipeWriter, line: &str) -> io::Result<()> {
+    pipe.write_all(format!("{line}\n").as_bytes())
 }
 
 impl std::fmt::Debug for Process {
