@@ -69,7 +69,7 @@ pub(crate) struct Shell<'a> {
     scene: &'a Scene,
     /// Until it is hung up.
     terminal: Option<Terminal>,
-    shell: Run,
+    bash: Run,
 }
 
 impl<'a> Shell<'a> {
@@ -79,8 +79,8 @@ impl<'a> Shell<'a> {
         bash.args(["--default-signal", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
         bash.envs([("HISTFILE", "/dev/null"), ("PS1", "> ")]);
         scene.set(&mut bash);
-        let shell = terminal.start(&bash);
-        Self { scene, terminal: Some(terminal), shell }
+        let bash = terminal.start(&bash);
+        Self { scene, terminal: Some(terminal), bash }
     }
 
     pub(crate) fn type_in(&self, text: &str) {
@@ -114,13 +114,13 @@ impl<'a> Shell<'a> {
 
     /// Waits until the shell has ended.
     pub(crate) async fn ended(&mut self) {
-        self.shell.ended().await;
+        self.bash.ended().await;
     }
 }
 
 impl Drop for Shell<'_> {
     fn drop(&mut self) {
-        let session_of_ours = Some(self.shell.pid().as_raw_pid());
+        let session_of_ours = Some(self.bash.pid().as_raw_pid());
         let members: Vec<Pid> =
             processes().into_iter().filter(|&pid| session(pid) == session_of_ours).collect();
         for pid in members {

@@ -154,6 +154,7 @@ impl<'a> Command<'a> {
                 }
                 _ = reaper.ended(guard) => {
                     self.leash(lease);
+                    self.tell_the_guard_of_the_terminal();
                 }
                 () = tokio::time::sleep_until(look_at) => {
                     look_at = next_look(lease);
