@@ -151,8 +151,10 @@ async fn nobody_needs_to_read_what_is_said() {
     let mut run = Run::of_piped(command.stderr(Stdio::piped()));
     let pid = scene.pid("second").await;
     drop(run.child.stderr.take());
-    kill_process(guard(run.pid()).unwrap(), Signal::KILL).unwrap();
-    eventually("there is another guard", || guard(run.pid()), Option::is_some).await;
+    let before = guard(run.pid()).unwrap();
+    kill_process(before, Signal::KILL).unwrap();
+    let is_another = |it: &Option<Pid>| it.is_some_and(|it| it != before);
+    eventually("there is another guard", || guard(run.pid()), is_another).await;
     run.signal(Signal::KILL);
     until("its command is dead", || !runs(pid)).await;
 

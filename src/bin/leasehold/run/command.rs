@@ -142,7 +142,8 @@ impl<'a> Command<'a> {
                     }
                 }
                 () = tokio::time::sleep(terminal::LOOK), if self.terminal.is_some() => {
-                    if self.terminal.as_ref().is_some_and(Terminal::look) {
+                    let is_stuck = |terminal: &Terminal| terminal.is_lent() && self.group.is_stuck();
+                    if self.terminal.as_ref().is_some_and(|terminal| terminal.look() || is_stuck(terminal)) {
                         self.has_the_terminal();
                     }
                 }
