@@ -70,9 +70,9 @@ async fn what_is_typed_is_one_signal_for_the_command() {
 #[tokio::test]
 async fn redirected_streams_do_not_matter() {
     for line in [
-        "leasehold run job -- sh job < /dev/null",
-        "leasehold run job -- sh job > out",
-        "leasehold run job -- sh job | cat > out; (exit ${PIPESTATUS[0]})",
+        "leasehold run --stop-grace=1m job -- sh job < /dev/null",
+        "leasehold run --stop-grace=1m job -- sh job > out",
+        "leasehold run --stop-grace=1m job -- sh job | cat > out; (exit ${PIPESTATUS[0]})",
     ] {
         let scene = Scene::job(&counts("INT"));
         let shell = Shell::start(&scene);

@@ -129,7 +129,6 @@ impl Process {
         use std::os::unix::process::CommandExt as _;
 
         let (hear, say) = io::pipe()?;
-
         tell(&say, first)?;
         let mut child = this_program()?
             .arg("guard")
