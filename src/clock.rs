@@ -14,6 +14,13 @@ pub(crate) fn now() -> Instant {
     running + suspended()
 }
 
+/// Microseconds of the wall clock. It decides nothing: a counter that was lost goes on from there.
+pub(crate) fn wall_micros() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_micros().try_into().unwrap_or(u64::MAX)
+}
+
 /// Waits until `at`, an instant of [`now`]. After a suspension it may come late by the time spent suspended: whoever
 /// must not act late compares [`now`] as well.
 pub(crate) fn sleep_until(at: Instant) -> Sleep {

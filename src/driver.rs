@@ -260,6 +260,10 @@ async fn carry_out<S: Store>(
             Ok(seen) => return inbox.machine.on_survey(reply, seen, sent, clock::now()),
             Err(cause) => (Statement::Survey(reply), cause),
         },
+        Statement::Mint(minting) => match inbox.answer(limit, session.mint(&minting.held)).await {
+            Ok(minted) => return inbox.machine.on_minted(minting, minted, sent, clock::now()),
+            Err(cause) => (Statement::Mint(minting), cause),
+        },
         Statement::Inquiry(inquiry) => match inbox.answer(limit, session.holders(&inquiry.keys)).await {
             Ok(holders) => return inbox.machine.on_holders(&inquiry, holders, sent, clock::now()),
             Err(cause) => (Statement::Inquiry(inquiry), cause),
@@ -417,7 +421,7 @@ mod tests {
 
     use super::*;
     use crate::name::Key;
-    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message, Seen};
+    use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message, Minted, Seen};
     use crate::{Lease, Locker};
 
     const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
@@ -459,6 +463,10 @@ mod tests {
 
         async fn heartbeat(&mut self, held: &[()]) -> Result<Vec<bool>, LossCause> {
             Ok(vec![true; held.len()])
+        }
+
+        async fn mint(&mut self, (): &()) -> Result<Minted, LossCause> {
+            Ok(Minted::Gone)
         }
 
         async fn publish(&mut self, _: Message) -> Result<bool, LossCause> {

@@ -11,7 +11,9 @@ use tokio_util::sync::CancellationToken;
 use crate::clock;
 use crate::driver::command::{Command, Id, Request};
 use crate::driver::term::{Reason, Term};
+use crate::fence::{FencingToken, TokenError};
 use crate::name::Name;
+use crate::store::Minted;
 
 /// One term of one name: from the grant to its end.
 ///
@@ -38,7 +40,8 @@ impl Lease {
 
     /// Gives the number of this term among the terms of its Locker, counted from 1 over all names.
     ///
-    /// It tells terms apart in logs. It is not a fencing token: the counts of two Lockers know nothing of each other.
+    /// It tells terms apart in logs. It is no [fencing token](Self::fencing_token): the counts of two Lockers know nothing
+    /// of each other.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term.number
@@ -118,6 +121,39 @@ impl Lease {
         let (reply, answer) = oneshot::channel();
         let check = Command::Check { id: self.id, term: self.term(), reply };
         self.tell(check) && answer.await.unwrap_or(false) && self.is_held()
+    }
+
+    /// Gives the fencing token of this term: a number that is greater than that of every earlier term of the name. The
+    /// first call makes it, in one round trip in which the store keeps it; further calls wait for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenError::Over`] if the lease is not held any more, also where a token had been given before;
+    /// [`TokenError::Refused`] if the store did not make one, or not within the query timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: a token that nobody was given is never seen again, and the next call makes another one.
+    pub async fn fencing_token(&self) -> Result<FencingToken, TokenError> {
+        let token = self.term.token.get_or_try_init(|| self.mint()).await;
+        match self.reason() {
+            Some(reason) if !self.is_held() => Err(TokenError::Over { reason }),
+            _ => token.copied(),
+        }
+    }
+
+    async fn mint(&self) -> Result<FencingToken, TokenError> {
+        let (reply, answer) = oneshot::channel();
+        let refused = |reason: &str| TokenError::Refused { reason: reason.to_owned() };
+        if !self.tell(Command::Mint { id: self.id, term: self.term(), reply }) {
+            return Err(refused("the locker is gone"));
+        }
+        match answer.await {
+            Ok(Minted::Token(token)) => Ok(token),
+            Ok(Minted::Gone) => Err(TokenError::Over { reason: self.reason().unwrap_or(Reason::Ended) }),
+            Ok(Minted::Failed(reason)) => Err(TokenError::Refused { reason }),
+            Err(_) => Err(refused("the driver is gone")),
+        }
     }
 
     /// Asks for this term to end in order: the job is told to stop, the lease is released when it has ended, and a

@@ -38,6 +38,7 @@
 //! * [`Locker`]: one session with the store, on a thread of its own, shared by every job of the process.
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
+//! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late.
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
 //! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
@@ -77,6 +78,7 @@ mod diagnosis;
 mod doctor;
 mod driver;
 mod error;
+mod fence;
 mod health;
 mod lease;
 mod locker;
@@ -94,6 +96,7 @@ pub use diagnosis::{Check, Diagnosis, Verdict};
 pub use doctor::diagnose;
 pub use driver::term::{Reason, State};
 pub use error::{ConnectError, Error, LossCause, RunError, UrlError};
+pub use fence::{FencingToken, TokenError};
 pub use health::{Health, Trouble};
 pub use lease::Lease;
 pub use locker::Locker;

@@ -15,6 +15,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use crate::error::{ConnectError, LossCause, UrlError};
+use crate::fence::FencingToken;
 use crate::name::{Key, Name};
 use crate::options::{Bounds, Options};
 
@@ -201,6 +202,16 @@ pub(crate) struct Seen {
     pub(crate) shares: Vec<Key>,
 }
 
+/// What a store says when it is asked for a fencing token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Minted {
+    Token(FencingToken),
+    /// The key is not this session's any more.
+    Gone,
+    /// The store could not make one; the session goes on. The text says why.
+    Failed(String),
+}
+
 /// What Lockers tell each other through the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -336,6 +347,10 @@ pub(crate) trait Session: Send + 'static {
     /// Tells, for each grant, whether it is still this session's: ownership, not liveness. Never re-acquires.
     fn heartbeat(&mut self, held: &[Self::Held])
     -> impl Future<Output = Result<Vec<bool>, LossCause>> + Send;
+
+    /// Makes a fencing token under a grant: greater than all that were made under earlier ones of the key, and kept by the
+    /// store before it is given.
+    fn mint(&mut self, held: &Self::Held) -> impl Future<Output = Result<Minted, LossCause>> + Send;
 
     /// Sends a message to every session of the store, or an answer to who has called, best effort. False if the store would not take it.
     fn publish(&mut self, message: Message) -> impl Future<Output = Result<bool, LossCause>> + Send;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
 use crate::name::{Key, Name};
-use crate::store::{Enforcement, Message, Presence, Seen};
+use crate::store::{Enforcement, Message, Minted, Presence, Seen};
 
 /// What the driver tells the handles of the store, whenever it learns it.
 #[derive(Clone, Debug)]
@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Ended { id: Id, term: u64, done: oneshot::Sender<Parting> },
     /// Does it still hold? Ask the store.
     Check { id: Id, term: u64, reply: oneshot::Sender<bool> },
+    /// Make a fencing token for this term, within the query timeout.
+    Mint { id: Id, term: u64, reply: oneshot::Sender<Minted> },
     /// Send a message within the query timeout, or tell that it could not be sent.
     Publish(Message, oneshot::Sender<bool>),
     /// Hand on the answers to this roll call, for as long as somebody takes them. What does not fit is dropped.

@@ -123,6 +123,7 @@ impl<H: Clone> Machine<H> {
             Command::Check { reply, .. } => {
                 reply.send(false).ok();
             }
+            Command::Mint { id, term, reply } => self.run_errand(Task::Mint { id, term, reply }, now),
             Command::Publish(message, sent) => self.run_errand(Task::Publish(message, sent), now),
             Command::Survey(reply) => self.run_errand(Task::Survey(reply), now),
             Command::Listen(call, answers) => self.listen(call, answers),
@@ -302,8 +303,14 @@ impl<H: Clone> Machine<H> {
     }
 
     fn holds(&self, id: Id, number: u64) -> bool {
-        let phase = self.candidates.get(&id).map(|candidate| &candidate.phase);
-        matches!(phase, Some(Phase::Held { term, .. }) if term.number == number)
+        self.held(id, number).is_some()
+    }
+
+    fn held(&self, id: Id, number: u64) -> Option<H> {
+        match &self.candidates.get(&id)?.phase {
+            Phase::Held { held, term, .. } if term.number == number => Some(held.clone()),
+            _ => None,
+        }
     }
 
     fn holds_any(&self) -> bool {

@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::command::{Id, Place};
 use crate::error::LossCause;
+use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::options::Options;
 use crate::sabotage::Sabotage;
@@ -98,6 +100,8 @@ pub(crate) struct Term {
     pub(crate) stop: CancellationToken,
     /// Tells those who drain that the lease is gone as well.
     pub(crate) lost: CancellationToken,
+    /// Made on first use.
+    pub(crate) token: OnceCell<FencingToken>,
     options: Arc<Options>,
     vital: Mutex<Vital>,
 }
@@ -143,6 +147,7 @@ impl Term {
             since,
             stop: place.shutdown.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token),
             lost: CancellationToken::new(),
+            token: OnceCell::new(),
             options,
             vital: Mutex::new(Vital { deadline, over: false, reason: None, drop_at: None }),
         }

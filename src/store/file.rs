@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! <directory>/<key, 16 hex digits>.lock      one file per key, never unlinked; its line says who got it last
+//! <directory>/<key, 16 hex digits>.token     the last fencing token of the key
 //! <directory>/peers/<identity>-<random>.sock one datagram socket per session (Unix): wake-ups and messages
 //! ```
 //!
@@ -16,6 +17,7 @@ mod examine;
 mod locks;
 #[cfg_attr(not(unix), path = "file/no_peers.rs")]
 mod peers;
+mod tokens;
 
 use std::collections::{HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -27,7 +29,7 @@ pub(crate) use self::examine::examine;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};
-use super::{Answer, Enforcement, Event, Exchange, Exchanged, Holder, Message, Seen, Session, Store};
+use super::{Answer, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Seen, Session, Store};
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::name::Key;
 
@@ -242,6 +244,15 @@ impl Session for FileSession {
         let work = move |_: &Arc<Shared>, locks: &mut Locks| {
             locks.check_directory()?;
             Ok(held.into_iter().map(|held| locks.confirm(held)).collect())
+        };
+        self.statement(work).await
+    }
+
+    async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
+        let held = *held;
+        let work = move |_: &Arc<Shared>, locks: &mut Locks| {
+            locks.check_directory()?;
+            Ok(locks.mint(held))
         };
         self.statement(work).await
     }

@@ -200,11 +200,11 @@ async fn it_works_as_cron_starts_it() {
     let text = String::from_utf8(output.stdout).unwrap();
     let (folder, environment) = text.split_once('\n').unwrap();
     assert_eq!(folder, "/");
-    let ours = ["LEASEHOLD_IDENTITY=", "LEASEHOLD_NAME=job", "LEASEHOLD_T"];
+    let ours = ["LEASEHOLD_IDENTITY=", "LEASEHOLD_NAME=job", "LEASEHOLD_TERM=1", "LEASEHOLD_TOKEN="];
     let (said, mut rest): (Vec<_>, Vec<_>) =
         // The shell sets one of its own.
         environment.lines().filter(|line| !line.starts_with("PWD=")).partition(|line| ours.iter().any(|it| line.starts_with(it)));
-    assert!(said.len() >= ours.len(), "{said:?}");
+    assert!(said.len() == ours.len(), "{said:?}");
     rest.sort_unstable();
     let mut given = given.map(str::to_owned);
     given.sort_unstable();

@@ -1,5 +1,6 @@
 //! `leasehold run`, as a person or a script uses it.
 
+use std::fs;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -93,6 +94,39 @@ async fn the_command_runs_only_while_this_process_leads() {
         assert_eq!(b.ended().await, Some(130));
         assert!(scene.stage.is_free("job"));
     }
+}
+
+/// C-05: the token is that of the term, also for a command that is started again in it, and greater in the next one.
+#[tokio::test]
+async fn the_command_knows_for_whom_it_runs() {
+    for stage in [Stage::files(), Stage::postgres()] {
+        let scene = Scene::new(stage);
+        let script = "echo $LEASEHOLD_NAME $LEASEHOLD_IDENTITY $LEASEHOLD_TERM $LEASEHOLD_TOKEN >> log; \
+                      test $(wc -l < log) -ge 2";
+        for who in ["a", "b"] {
+            let options = ["--restart", "--takeover-delay=0s", "--identity", who];
+            assert_eq!(scene.code(&options, script), Some(0));
+        }
+        let log = scene.read("log");
+        let lines: Vec<(&str, i64)> = log
+            .lines()
+            .map(|line| line.rsplit_once(' ').unwrap())
+            .map(|(rest, token)| (rest, token.parse().unwrap()))
+            .collect();
+        let [(first, one), (again, same), (next, two)] = lines[..] else { panic!("{log}") };
+        assert_eq!((first, again, next), ("job a 1", "job a 1", "job b 1"));
+        assert!(one == same && two > one, "{log}");
+    }
+}
+
+/// C-05: no token, no command.
+#[tokio::test]
+async fn a_command_is_not_started_without_its_token() {
+    let scene = Scene::new(Stage::files());
+    fs::create_dir(scene.stage.lock_file("job").with_extension("token")).unwrap();
+    assert_eq!(scene.code(&[], "echo wrong > log"), Some(69));
+    assert_eq!(scene.read("log"), "");
+    assert!(scene.stage.is_free("job"));
 }
 
 /// C-03, D37: the lease is lost while three nested shells run: none of them is alive when the next command starts, in

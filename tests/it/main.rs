@@ -56,3 +56,4 @@ mod processes;
 mod support;
 mod telemetry;
 mod timing;
+mod tokens;

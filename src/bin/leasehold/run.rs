@@ -17,7 +17,7 @@ use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leasehold::{CancellationToken, Lease, Locker, Name, Reason, RunError, State};
+use leasehold::{CancellationToken, Lease, Locker, Name, Reason, RunError, State, TokenError};
 use rand::RngExt as _;
 use tracing::{info, warn};
 
@@ -42,7 +42,8 @@ Examples:
   leasehold run --no-wait report -- ./report        # exit code 75 where another one leads
   leasehold run sweeper -- sh -c 'a | b'            # there is no shell in between unless you ask for one
 
-The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY and LEASEHOLD_TERM. It and all in its process group are sent
+The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM (counted by this process) and LEASEHOLD_TOKEN: a
+number that grows with every term, whoever leads, for what can refuse a write that comes late. It and all in its process group are sent
 TERM when the lease is lost or this process is told to stop, and KILL when --stop-grace is over; what leaves the group
 (setsid) is the command's own to end. TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end
 this process, and a second one kills at once. What is ignored when this process starts (nohup) stays ignored by both.
@@ -151,9 +152,9 @@ impl Wrapper {
         Ok(match led {
             Ok(Some(ended)) => ended.code(),
             Ok(None) => self.code_of_a_stop(),
-            Err(RunError::Job(CannotStart(error))) => {
+            Err(RunError::Job(error)) => {
                 complain(format_args!("the command could not be started: {error}"));
-                exit::CANNOT_EXECUTE
+                error.code()
             }
             Err(RunError::Refused(error)) => {
                 complain(error);
@@ -220,17 +221,26 @@ impl Wrapper {
         let mut pause = RESTART_PAUSE.0;
         loop {
             let since = now();
-            let holding = self.guard.borrow_mut().hold().map_err(CannotStart)?;
-            tokio::select! {
+            let holding = self.guard.borrow_mut().hold()?;
+            let ready = async {
+                holding.await?;
+                Ok(lease.fencing_token().await?)
+            };
+            let token = tokio::select! {
                 biased;
                 () = lease.cancelled() => {
                     self.after_a_stop(&lease);
                     // Nobody hears that: the term is over.
                     return Ok(Ended::Code(0));
                 }
-                held = holding => held.map_err(CannotStart)?,
-            }
-            let command = Command::start(self, &lease).await.map_err(CannotStart)?;
+                token = ready => token,
+            };
+            let token = match token {
+                // The lease is cancelled by now.
+                Err(CannotStart::NoToken(TokenError::Over { .. })) => continue,
+                token => token?,
+            };
+            let command = Command::start(self, &lease, token).await?;
             let ended = command.attend(&lease).await;
             self.last.set(Some(ended));
             let again = match self.arguments.restart {
@@ -275,13 +285,22 @@ impl Wrapper {
     }
 }
 
-/// The command could not be executed.
-#[derive(Debug)]
-struct CannotStart(std::io::Error);
+/// Why the command was not started.
+#[derive(Debug, thiserror::Error)]
+enum CannotStart {
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+    #[error(transparent)]
+    NoToken(#[from] TokenError),
+}
 
-impl std::fmt::Display for CannotStart {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
+impl CannotStart {
+    const fn code(&self) -> u8 {
+        match self {
+            Self::System(_) => exit::CANNOT_EXECUTE,
+            // What it lacks, such as room on its disk, it may have again later.
+            Self::NoToken(_) => exit::UNREACHABLE,
+        }
     }
 }
 

@@ -8,11 +8,11 @@ use tracing::{debug, info, warn};
 
 use super::Machine;
 use super::candidate::Phase;
-use super::statement::{Batch, Heartbeat, Inquiry, Release};
+use super::statement::{Batch, Heartbeat, Inquiry, Minting, Release};
 use crate::driver::command::{Id, Parting};
 use crate::driver::term::{State, Term};
 use crate::error::LossCause;
-use crate::store::{Answer, Ask, Exchanged, Holder, Seen};
+use crate::store::{Answer, Ask, Exchanged, Holder, Minted, Seen};
 
 impl<H: Clone> Machine<H> {
     /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
@@ -174,6 +174,29 @@ impl<H: Clone> Machine<H> {
                 candidate.name_holder(&holder, &self.options, self.bounds.trust);
             }
         }
+        self.on_answer(sent, false, now)
+    }
+
+    /// Takes a fencing token, or that there is none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_minted(
+        &mut self,
+        minting: Minting<H>,
+        minted: Minted,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        let Minting { id, term, reply, .. } = minting;
+        if minted == Minted::Gone
+            && self.holds(id, term)
+            && let Some(candidate) = self.candidates.get_mut(&id)
+        {
+            candidate.lose(&LossCause::Gone, &self.options.identity, now);
+        }
+        reply.send(minted).ok();
         self.on_answer(sent, false, now)
     }
 

@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::candidate::{Candidate, Phase};
-use super::statement::{Errand, Task};
+use super::statement::{Errand, Minting, Task};
 use super::{Machine, Statement};
 use crate::driver::command::Id;
 use crate::driver::term::Reason;
 use crate::name::Key;
-use crate::store::{Call, Message, Presence, Role, Standing};
+use crate::store::{Call, Message, Minted, Presence, Role, Standing};
 
 /// How long whoever calls the roll waits for the answers: one that cannot be sent by then is not sent.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(500);
@@ -35,12 +35,20 @@ impl<H: Clone> Machine<H> {
     /// The next errand: our own first, then the answers to others.
     pub(super) fn errand(&mut self, now: Instant) -> Option<Statement<H>> {
         let errand = self.errands.pop_front().or_else(|| self.calls.pop_front())?;
-        self.sent = now;
-        Some(match errand.task {
+        let statement = match errand.task {
             Task::Publish(message, sent) => Statement::Publish(message, Some(sent)),
             Task::Survey(reply) => Statement::Survey(reply),
             Task::Answer(call) => Statement::Publish(Message::Present(self.presence(call, now)), None),
-        })
+            Task::Mint { id, term, reply } => {
+                let Some(held) = self.held(id, term) else {
+                    reply.send(Minted::Gone).ok();
+                    return None;
+                };
+                Statement::Mint(Minting { held, id, term, reply })
+            }
+        };
+        self.sent = now;
+        Some(statement)
     }
 
     pub(crate) fn on_message(&mut self, message: Message, now: Instant) {

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use crate::driver::command::{Id, Parting, Place};
 use crate::driver::term::Term;
 use crate::name::{Key, Name};
-use crate::store::{Ask, Call, Exchange, Message, Seen};
+use crate::store::{Ask, Call, Exchange, Message, Minted, Seen};
 
 pub(super) struct Release<H> {
     pub(super) held: H,
@@ -28,11 +28,16 @@ pub(super) struct Errand {
     pub(super) has_waited: bool,
 }
 
+/// Why there is no token where the store was not reached in time.
+const UNANSWERED: &str = "it did not answer within the query timeout";
+
 pub(super) enum Task {
     /// Send a message, and tell whether the store took it.
     Publish(Message, oneshot::Sender<bool>),
     /// Look at all that the store shows.
     Survey(oneshot::Sender<Option<Vec<Seen>>>),
+    /// Make a fencing token for a term.
+    Mint { id: Id, term: u64, reply: oneshot::Sender<Minted> },
     /// Answer a roll call, with what is so when that is sent.
     Answer(Call),
 }
@@ -43,6 +48,7 @@ impl Task {
         match self {
             Self::Publish(_, sent) => drop(sent.send(false)),
             Self::Survey(reply) => drop(reply.send(None)),
+            Self::Mint { reply, .. } => drop(reply.send(Minted::Failed(UNANSWERED.to_owned()))),
             Self::Answer(_) => {}
         }
     }
@@ -61,7 +67,16 @@ pub(crate) enum Statement<H> {
     /// A message, and who wants to know whether the store took it.
     Publish(Message, Option<oneshot::Sender<bool>>),
     Survey(oneshot::Sender<Option<Vec<Seen>>>),
+    Mint(Minting<H>),
     Inquiry(Inquiry),
+}
+
+/// A fencing token, for whom.
+pub(crate) struct Minting<H> {
+    pub(crate) held: H,
+    pub(super) id: Id,
+    pub(super) term: u64,
+    pub(super) reply: oneshot::Sender<Minted>,
 }
 
 /// Who holds what is refused again and again?
@@ -100,6 +115,7 @@ impl<H> Statement<H> {
             }
             Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
             Self::Survey(reply) => Task::Survey(reply).fail(),
+            Self::Mint(Minting { id, term, reply, .. }) => Task::Mint { id, term, reply }.fail(),
             // For the log only; and nobody waits for an answer to a roll call to be sent.
             Self::Inquiry(_) | Self::Publish(_, None) => {}
         }

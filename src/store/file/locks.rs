@@ -7,9 +7,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::directory::{self, Directory};
+use super::tokens;
 use crate::error::LossCause;
 use crate::name::{Key, Name};
-use crate::store::{Answer, Ask, Freed, Mode, Return};
+use crate::store::{Answer, Ask, Freed, Minted, Mode, Return};
 
 /// How often a lock file that is replaced under our hands is opened again. Nobody does that in a loop.
 const REPLACEMENTS: usize = 8;
@@ -108,6 +109,15 @@ impl Locks {
             entry.remove();
         }
         ours
+    }
+
+    /// Makes a fencing token, if it is still ours.
+    pub(super) fn mint(&mut self, held: Held) -> Minted {
+        if !self.confirm(held) {
+            return Minted::Gone;
+        }
+        tokens::next(self.directory.path(), held.key)
+            .map_or_else(|error| Minted::Failed(error.to_string()), Minted::Token)
     }
 
     /// Tells to whom a key was granted last: who holds it, where somebody does.

@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::LossCause;
+use crate::fence::FencingToken;
 use crate::name::Key;
 use crate::store::{
-    self, Answer, Ask, Call, Event, Exchange, Exchanged, Freed, Message, Mode, Presence, Return, Seen,
+    self, Answer, Ask, Call, Event, Exchange, Exchanged, Freed, Message, Minted, Mode, Presence, Return, Seen,
 };
 
 /// What a lock is tied to.
@@ -69,6 +70,8 @@ pub(crate) struct Server {
     accepts: bool,
     last_session: u64,
     last_grant: u64,
+    /// Outlives whatever happens to the server.
+    last_token: u64,
     sessions: BTreeMap<SessionId, Live>,
     locks: BTreeMap<Key, Lock>,
     statements: BTreeMap<String, u64>,
@@ -82,6 +85,7 @@ impl Server {
             accepts: true,
             last_session: 0,
             last_grant: 0,
+            last_token: 0,
             sessions: BTreeMap::new(),
             locks: BTreeMap::new(),
             statements: BTreeMap::new(),
@@ -210,6 +214,16 @@ impl Server {
             holder.map(|holder| holder.confirmed = now).is_some()
         };
         held.iter().map(confirm).collect()
+    }
+
+    /// Makes a fencing token under a grant. Statement.
+    pub(crate) fn mint(&mut self, held: &Held) -> Minted {
+        let mut holders = self.locks.get(&held.key).into_iter().flat_map(|lock| &lock.holders);
+        if !holders.any(|holder| holder.grant == held.grant) {
+            return Minted::Gone;
+        }
+        self.last_token += 1;
+        FencingToken::new(self.last_token).map_or(Minted::Gone, Minted::Token)
     }
 
     /// Sends a message to every session, or an answer to the one that has called. Statement.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
-use crate::store::{Enforcement, Event, Exchange, Exchanged, Holder, Message, Seen, Session, Store};
+use crate::store::{Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Seen, Session, Store};
 
 use super::network::{Delays, Port, World};
 use super::server::{Held, Rule, Server, SessionId};
@@ -158,6 +158,11 @@ impl Session for MemorySession {
     async fn heartbeat(&mut self, held: &[Held]) -> Result<Vec<bool>, LossCause> {
         let held = held.to_vec();
         self.statement(move |server, _, now| server.heartbeat(&held, now)).await
+    }
+
+    async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
+        let held = held.clone();
+        self.statement(move |server, _, _| server.mint(&held)).await
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -14,10 +15,11 @@ use super::refusal;
 use super::statements::{self, Announced, Outcomes, Release, Take, Waiting, Work};
 use crate::clock;
 use crate::error::LossCause;
+use crate::fence::FencingToken;
 use crate::name::Key;
 use crate::store::{
-    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Mode, Presence, Return, Seen,
-    Session,
+    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Mode, Presence, Return,
+    Seen, Session,
 };
 
 /// How often a statement that the server answered with an error is tried again before the session is given up.
@@ -373,6 +375,34 @@ impl Session for PgSession {
             self.fetch(statements::mark(marker)).await?.ok();
         }
         Ok(held.iter().map(|held| self.held.get(&held.key) == Some(held)).collect())
+    }
+
+    async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
+        if self.held.get(&held.key) != Some(held) {
+            return Ok(Minted::Gone);
+        }
+        let mut failure = String::new();
+        for _ in 0..ATTEMPTS {
+            match self.fetch(statements::mint(held.key)).await? {
+                Ok(rows) => {
+                    let read = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?));
+                    let read: Result<(i32, Option<i64>), sqlx::Error> =
+                        rows.first().ok_or(sqlx::Error::RowNotFound).and_then(read);
+                    let (pid, number) = read.map_err(|error| distrusted(&error.to_string()))?;
+                    if pid != self.backend.pid {
+                        return Err(self.moved());
+                    }
+                    let Some(number) = number else {
+                        self.held.remove(&held.key);
+                        return Ok(Minted::Gone);
+                    };
+                    let token = u64::try_from(number).ok().and_then(FencingToken::new);
+                    return Ok(token.map_or_else(|| Minted::Failed(format!("not {number}")), Minted::Token));
+                }
+                Err((_, reason)) => failure = reason,
+            }
+        }
+        Ok(Minted::Failed(failure))
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {

@@ -303,6 +303,24 @@ fn read_holder(row: &PgRow) -> Result<Holder, sqlx::Error> {
     })
 }
 
+/// Who answers, and a fencing token, or null if this session does not hold the key.
+///
+/// The token is the id of this very transaction: ids only grow. It assigns itself one by writing a message into the log,
+/// and the commit of a transaction that has written there is flushed before it is answered, unless the role or the
+/// database has turned that off: without, the same id comes back after a crash.
+pub(super) fn mint(key: Key) -> String {
+    format!(
+        "SELECT pg_catalog.pg_backend_pid(), CASE WHEN NOT EXISTS (SELECT 1 FROM pg_catalog.pg_locks l WHERE {OURS} AND \
+         l.pid = pg_catalog.pg_backend_pid() AND l.mode = 'ExclusiveLock' AND \
+         ((l.classid::int8 << 32) | l.objid::int8) = {}) THEN NULL \
+         WHEN pg_catalog.current_setting('synchronous_commit') = 'off' AND \
+         pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN NULL \
+         WHEN pg_catalog.pg_logical_emit_message(true, 'leasehold', '{key}') IS NULL THEN NULL \
+         ELSE pg_catalog.pg_current_xact_id()::text::int8 END",
+        literal(key)
+    )
+}
+
 /// Who answers; how many transactions that server process has begun: each statement of ours is one; and what another
 /// process is doing, and since when, where the server tells.
 pub(super) fn who(other: Option<i32>) -> String {

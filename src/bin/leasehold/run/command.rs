@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process;
 use std::time::Duration;
 
-use leasehold::Lease;
+use leasehold::{FencingToken, Lease};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -69,13 +69,14 @@ impl<'a> Command<'a> {
     /// Starts it as the leader of a process group of its own, when the guard knows of the group: until then it stands
     /// still. Should this process die meanwhile, the kernel ends it, as it does with every stopped group that nobody can
     /// let go on any more.
-    pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease) -> io::Result<Self> {
+    pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease, token: FencingToken) -> io::Result<Self> {
         let mut exec = this_program()?;
         exec.args(["exec", "--"])
             .args(&wrapper.arguments.command)
             .env("LEASEHOLD_NAME", lease.name().as_str())
             .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
             .env("LEASEHOLD_TERM", lease.term().to_string())
+            .env("LEASEHOLD_TOKEN", token.to_string())
             .process_group(0);
         let child = wrapper.mask.spawn(&mut exec)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
