@@ -18,7 +18,7 @@ use tracing::debug;
 use super::group::Group;
 
 /// How often it is looked at whether we have been put in front.
-pub(super) const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(500);
 
 /// Our terminal, for one command. Dropped, we have it back.
 #[must_use = "dropped, it takes the terminal back"]
