@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold::{FencingToken, Lease};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{debug, info, warn};
 
 use super::Wrapper;
@@ -102,8 +102,10 @@ impl<'a> Command<'a> {
         let mut kill_at: Option<Instant> = None;
         let mut is_lost = false;
         let mut ended = None;
-        // Not put off by what else happens.
+        // Neither is put off by what else happens.
         let mut look_at = next_look(lease);
+        let mut looks = tokio::time::interval(terminal::LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let guard = self.wrapper.guard.borrow().pid();
             tokio::select! {
@@ -142,7 +144,7 @@ impl<'a> Command<'a> {
                         self.has_the_terminal();
                     }
                 }
-                () = tokio::time::sleep(terminal::LOOK), if self.terminal.is_some() => {
+                _ = looks.tick(), if self.terminal.is_some() => {
                     let is_stuck = |terminal: &Terminal| terminal.is_lent() && self.group.is_stuck();
                     if self.terminal.as_ref().is_some_and(|terminal| terminal.look() || is_stuck(terminal)) {
                         self.has_the_terminal();
