@@ -88,15 +88,22 @@ pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<Exit
 
 async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
     let options = common.options()?;
+    // Before anybody can see this process in the store, and send it one.
+    let signals = Signals::start()?;
     let locker = if arguments.no_wait {
         // Whoever does not wait for the leader does not wait for the store.
-        Locker::connect(common.store()?, options.clone()).await?
+        tokio::select! {
+            locker = Locker::connect(common.store()?, options.clone()) => locker?,
+            () = signals.asked_to_stop() => {
+                let signal = signals.first().map_or(exit::BUG, |signal| exit::of_signal(signal.as_raw()));
+                return Ok(ExitCode::from(signal));
+            }
+        }
     } else {
         common.locker()?
     };
     let reaper = Reaper::start()?;
     let guard = Guard::start(common.guard_file(&arguments.name)?, reaper.clone())?;
-    let signals = Signals::start()?;
     let wrapper = Wrapper {
         stop_grace: options.get_stop_grace(),
         locker,
