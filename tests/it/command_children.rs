@@ -46,6 +46,13 @@ fn children(pid: Pid) -> Vec<Pid> {
     text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
 }
 
+/// Whether it has a handler for USR2, the last of those that are passed on.
+fn hears(pid: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() >> (Signal::USR2.as_raw() - 1) & 1 == 1
+}
+
 /// The guard of a process: of its children, the one that is called so.
 fn guard(pid: Pid) -> Option<Pid> {
     children(pid).into_iter().find(|child| {
@@ -280,14 +287,14 @@ async fn signals_while_standing_by() {
     scene.says("log", "leads").await;
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129), (Signal::QUIT, 131)] {
         let mut standby = scene.start(&[], "echo wrong >> log");
-        until("it stands by", || scene.stage.sessions() == 2).await;
+        until("it hears signals", || hears(standby.pid())).await;
         standby.signal(Signal::USR1);
         standby.signal(signal);
         assert_eq!(standby.ended().await, Some(code));
     }
     let mut standby =
         scene.start(&[], "trap 'echo USR1 >> log' USR1; echo leads too >> log; sleep 0.1; exit 9");
-    until("it stands by", || scene.stage.sessions() == 2).await;
+    until("it hears signals", || hears(standby.pid())).await;
     standby.signal(Signal::USR1);
     standby.signal(Signal::USR2);
     leader.signal(Signal::TERM);
