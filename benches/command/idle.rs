@@ -106,9 +106,9 @@ pub(crate) fn work(places: &[Place], arguments: Arguments) -> anyhow::Result<Vec
             let row = Row::new(format!("processor, {what}: {who}"), Unit::Percent, percent(work));
             row.with_limit(percent(plain))
         };
-        rows.push(cpu("wrapper", wrapper));
+        rows.push(cpu("wrapper", wrapper).with_goal(GOAL_PERCENT * arguments.allowance));
         rows.push(cpu("guard", guard));
-        rows.push(cpu("sum", wrapper + guard).with_goal(GOAL_PERCENT * arguments.allowance));
+        rows.push(cpu("sum", wrapper + guard));
         let wakes = Row::new(format!("wake-ups, {what}: sum"), Unit::PerSecond, per_second(wrapper + guard));
         rows.push(wakes.with_limit(per_second(plain)));
     }

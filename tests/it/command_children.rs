@@ -93,7 +93,7 @@ async fn a_daemon_outlives_the_command_and_holds_up_nobody() {
 async fn the_guard_holds_nothing_of_the_callers() {
     let scene = Scene::new(Stage::files());
     for n in 0..10 {
-        let mut command = scene.command(&["--quiet"], &format!("echo {n} > log; exec sleep 60"));
+        let mut command = scene.command(&[], &format!("echo {n} > log; exec sleep 60"));
         let mut run = Run::of_piped(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         scene.says("log", &n.to_string()).await;
         let guard = guard(run.pid()).expect("there is a guard");
@@ -147,14 +147,14 @@ async fn a_command_whose_output_nobody_reads_ends() {
 #[tokio::test]
 async fn nobody_needs_to_read_what_is_said() {
     let scene = Scene::new(Stage::files());
-    let mut command = scene.command(&["--quiet"], "echo $$ > pid; exec sleep 60");
+    let mut command = scene.command(&[], "echo $$ > pid; exec sleep 60");
     let mut run = Run::of_piped(command.stderr(Stdio::piped()));
     let pid = scene.pid("pid").await;
     drop(run.child.stderr.take());
     run.signal(Signal::KILL);
     until("its command is dead", || !runs(pid)).await;
 
-    let mut command = scene.command(&["--quiet"], "echo $$ > second; exec sleep 60");
+    let mut command = scene.command(&[], "echo $$ > second; exec sleep 60");
     let mut run = Run::of_piped(command.stderr(Stdio::piped()));
     let pid = scene.pid("second").await;
     drop(run.child.stderr.take());

@@ -189,7 +189,7 @@ async fn a_terminal_that_hangs_up_ends_all() {
 
     let scene = Scene::job(GOES_ON);
     let terminal = Terminal::new();
-    let mut run = terminal.start(&scene.command(&["--quiet"], "exec sh job"));
+    let mut run = terminal.start(&scene.command(&[], "exec sh job"));
     scene.ticks().await;
     drop(terminal);
     assert_eq!(run.ended().await, Some(129));

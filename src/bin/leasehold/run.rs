@@ -11,8 +11,7 @@ mod signals;
 mod terminal;
 
 use std::cell::{Cell, RefCell};
-use std::fmt::Display;
-use std::io::{self, Write as _};
+use std::io;
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
@@ -27,6 +26,7 @@ use self::reaper::Reaper;
 use self::signals::{Mask, Signals};
 use crate::common::{Common, now};
 use crate::exit::{self, Usage};
+use crate::output::complain;
 
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
@@ -316,9 +316,4 @@ fn this_program() -> io::Result<process::Command> {
     let path = std::env::current_exe()?;
     let replaced = std::path::PathBuf::from("/proc/self/exe");
     Ok(process::Command::new(if path.exists() || !replaced.exists() { path } else { replaced }))
-}
-
-/// Says what is wrong. That nobody reads it is no reason to leave the rest undone, as it would be for `eprintln!`.
-fn complain(what: impl Display) {
-    writeln!(io::stderr(), "leasehold: {what}").ok();
 }

@@ -14,9 +14,10 @@ use tracing::{debug, info, warn};
 use super::Wrapper;
 use super::group::Group;
 use super::terminal::{self, Terminal};
-use super::{complain, this_program};
+use super::this_program;
 use crate::common::now;
 use crate::exit;
+use crate::output::complain;
 
 /// What is started in the place of the command, and becomes it when it may.
 pub(crate) fn exec(command: &[OsString]) -> u8 {
@@ -54,9 +55,6 @@ impl Ended {
 
 /// The part of the grace in which whoever was told to stop is still only told.
 const KILL_AFTER: f64 = 0.8;
-
-/// Longest pause between two looks at the lease's deadline, which the guard is to know.
-const LONGEST_LOOK: Duration = Duration::from_hours(1);
 
 pub(super) struct Command<'a> {
     wrapper: &'a Wrapper,
@@ -102,8 +100,9 @@ impl<'a> Command<'a> {
         let mut kill_at: Option<Instant> = None;
         let mut is_lost = false;
         let mut ended = None;
-        // Neither is put off by what else happens.
-        let mut look_at = next_look(lease);
+        // What the guard knows of the deadline.
+        let mut known = lease.deadline();
+        // Not put off by what else happens.
         let mut looks = tokio::time::interval(terminal::LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -160,8 +159,8 @@ impl<'a> Command<'a> {
                     self.leash(lease);
                     self.tell_the_guard_of_the_terminal();
                 }
-                () = tokio::time::sleep_until(look_at) => {
-                    look_at = next_look(lease);
+                deadline = lease.deadline_after(known) => {
+                    known = deadline;
                     if !self.leash(lease) {
                         warn!("the guard is gone, and cannot be started again");
                     }
@@ -198,11 +197,6 @@ impl<'a> Command<'a> {
     fn leash(&self, lease: &Lease) -> bool {
         self.wrapper.guard.borrow_mut().leash(self.group, lease.remaining() + self.grace())
     }
-}
-
-/// When the deadline is to be looked at again: well before it passes, and it has moved on by then.
-fn next_look(lease: &Lease) -> Instant {
-    now() + (lease.remaining() / 4).clamp(Duration::from_millis(10), LONGEST_LOOK)
 }
 
 impl Drop for Command<'_> {

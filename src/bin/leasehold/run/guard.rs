@@ -20,7 +20,8 @@ use tracing::warn;
 
 use super::group::Group;
 use super::reaper::Reaper;
-use super::{complain, terminal, this_program};
+use super::{terminal, this_program};
+use crate::output::complain;
 
 /// Where no leash runs.
 const LONG: Duration = Duration::from_hours(1);
