@@ -1,6 +1,7 @@
 //! The lease: what a job holds while its candidate leads.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,6 +102,26 @@ impl Lease {
     #[must_use]
     pub fn deadline(&self) -> Instant {
         clock::timer(self.term.deadline())
+    }
+
+    /// Waits until the deadline is later than `known`, and gives it: for what has to be told of it, such as a watchdog.
+    ///
+    /// It never completes once the lease is over.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn deadline_after(&self, known: Instant) -> Instant {
+        loop {
+            let mut renewed = pin!(self.term.renewed.notified());
+            // From now on, or one would be missed between the look and the wait.
+            renewed.as_mut().enable();
+            let deadline = self.deadline();
+            if deadline > known {
+                return deadline;
+            }
+            renewed.await;
+        }
     }
 
     /// Gives the time left until the [`deadline`](Self::deadline); zero if the lease is not held.

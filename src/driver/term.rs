@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
+use tokio::sync::{Notify, OnceCell};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -103,6 +103,8 @@ pub(crate) struct Term {
     pub(crate) stop: CancellationToken,
     /// Tells those who drain that the lease is gone as well.
     pub(crate) lost: CancellationToken,
+    /// The deadline was moved on.
+    pub(crate) renewed: Notify,
     /// Made on first use.
     pub(crate) token: OnceCell<FencingToken>,
     options: Arc<Options>,
@@ -151,6 +153,7 @@ impl Term {
             since,
             stop: place.shutdown().map_or_else(CancellationToken::new, CancellationToken::child_token),
             lost: CancellationToken::new(),
+            renewed: Notify::new(),
             token: OnceCell::new(),
             options,
             vital: Mutex::new(Vital { deadline, over: false, reason: None, drop_at: None }),
@@ -194,6 +197,8 @@ impl Term {
             return false;
         }
         vital.deadline = vital.deadline.max(deadline);
+        drop(vital);
+        self.renewed.notify_waiters();
         true
     }
 

@@ -41,6 +41,24 @@ async fn a_named_function_is_a_job_and_its_error_comes_back() {
 }
 
 #[tokio::test]
+async fn the_deadline_is_told_when_it_moves_on() {
+    on_every_store(async |stage| {
+        let locker = stage.locker(quick("a"));
+        let job = async |lease: Lease| {
+            let mut known = lease.deadline();
+            for _ in 0..3 {
+                let later = lease.deadline_after(known).await;
+                assert!(later > known && lease.deadline() >= later);
+                known = later;
+            }
+            Ok::<_, Infallible>(())
+        };
+        assert_eq!(locker.run("job", job).await.unwrap(), Some(()));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_run_can_be_spawned() {
     let stage = Stage::files();
     let locker = stage.locker(quick("a"));

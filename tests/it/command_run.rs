@@ -1,115 +1,12 @@
 //! `leasehold run`, as a person or a script uses it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use rustix::process::Signal;
 
+use crate::support::command::{PROGRAM, Scene, runs};
 use crate::support::{Stage, eventually, now, until};
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
-
-/// A store on this host, and a folder for what commands write.
-struct Scene {
-    stage: Stage,
-    dir: TempDir,
-}
-
-/// An invocation. Dropped, it is killed; its guard ends its command.
-struct Run {
-    child: Child,
-}
-
-impl Scene {
-    fn new(stage: Stage) -> Self {
-        Self { stage, dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.path(name)).unwrap_or_default()
-    }
-
-    /// `leasehold run OPTIONS… job -- sh -c SCRIPT`, with short intervals.
-    fn command(&self, options: &[&str], script: &str) -> Command {
-        let mut command = Command::new(PROGRAM);
-        command
-            .args(["run", "--store", &self.stage.url()])
-            // Arguments go before variables.
-            .envs([
-                ("LEASEHOLD_RETRY_INTERVAL", "100ms"),
-                ("LEASEHOLD_HEARTBEAT_INTERVAL", "100ms"),
-                ("LEASEHOLD_QUERY_TIMEOUT", "1s"),
-                ("LEASEHOLD_STOP_GRACE", "500ms"),
-            ])
-            .args(options)
-            .args(["job", "--", "sh", "-c", script])
-            .current_dir(self.dir.path())
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn start(&self, options: &[&str], script: &str) -> Run {
-        Run { child: self.command(options, script).spawn().unwrap() }
-    }
-
-    fn output(&self, options: &[&str], script: &str) -> Output {
-        self.command(options, script).output().unwrap()
-    }
-
-    fn code(&self, options: &[&str], script: &str) -> Option<i32> {
-        self.output(options, script).status.code()
-    }
-
-    /// Waits until a command has written that line.
-    async fn says(&self, file: &str, line: &str) {
-        eventually(
-            &format!("{file} has {line:?}"),
-            || self.read(file),
-            |text| text.lines().any(|it| it == line),
-        )
-        .await;
-    }
-
-    /// The number that a command wrote.
-    async fn pid(&self, file: &str) -> Pid {
-        let number = || self.read(file).trim().parse().ok();
-        let number =
-            eventually(&format!("{file} has a number"), number, |it: &Option<i32>| it.is_some()).await;
-        Pid::from_raw(number.unwrap()).unwrap()
-    }
-}
-
-impl Run {
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_raw(self.child.id().try_into().unwrap()).unwrap(), signal).unwrap();
-    }
-
-    /// Waits until it has ended, and gives its exit code.
-    async fn ended(&mut self) -> Option<i32> {
-        eventually("it ends", || self.child.try_wait().unwrap(), Option::is_some).await.unwrap().code()
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-/// Whether a process runs: it is there, and no zombie.
-fn runs(pid: Pid) -> bool {
-    let stat = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("stat"));
-    stat.is_ok_and(|stat| {
-        !matches!(stat.rsplit(") ").next().and_then(|it| it.chars().next()), Some('Z' | 'X'))
-    })
-}
 
 /// C-02, D39: the command's own code, that of a signal, and those of a command that cannot be executed; the lease is
 /// free again after each.
@@ -270,7 +167,7 @@ async fn a_command_that_does_not_end_is_killed() {
     assert!(!runs(pid));
 
     let mut run =
-        scene.start(&["--stop-grace=1h"], "trap : TERM; echo $$ > patient; while :; do sleep 0.05; done");
+        scene.start(&["--stop-grace=1h"], "trap : TERM INT; echo $$ > patient; while :; do sleep 0.05; done");
     let pid = scene.pid("patient").await;
     run.signal(Signal::TERM);
     run.signal(Signal::INT);
@@ -372,31 +269,4 @@ async fn what_the_command_leaves_behind_is_ended_too() {
     let scene = Scene::new(Stage::files());
     assert_eq!(scene.code(&[], "sleep 60 & echo $! > daemon; exit 3"), Some(3));
     assert!(!runs(scene.pid("daemon").await) && scene.stage.is_free("job"));
-}
-
-/// C-08, D40: as PID 1 of a container it takes TERM, and reaps whom nobody else does.
-#[tokio::test]
-async fn it_works_as_pid_1() {
-    let scene = Scene::new(Stage::files());
-    let mut command = Command::new("unshare");
-    let inner = "for n in 1 2 3 4 5; do sh -c 'sleep 0.05 &'; done; echo ready > log; while :; do sleep 0.05; ps -A -o stat= | grep -c Z > zombies; done";
-    command.args([
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        "--kill-child",
-        PROGRAM,
-        "run",
-        "--store",
-        &scene.stage.url(),
-    ]);
-    command.args(["--stop-grace=500ms", "job", "--", "sh", "-c", inner]).current_dir(scene.dir.path());
-    let mut run = Run { child: command.stdin(Stdio::null()).spawn().unwrap() };
-    scene.says("log", "ready").await;
-    until("the orphans are reaped", || scene.read("zombies").trim() == "0").await;
-    // unshare(1) ignores it; its child, PID 1 of the namespace, is told directly.
-    let child = fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.child.id())).unwrap();
-    kill_process(Pid::from_raw(child.trim().parse().unwrap()).unwrap(), Signal::TERM).unwrap();
-    assert_eq!(run.ended().await, Some(143));
-    assert!(scene.stage.is_free("job"));
 }

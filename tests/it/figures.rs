@@ -1,8 +1,9 @@
-//! The figures that were published: see `benches/failover`.
+//! The figures that were published: see `benches/failover` and `benches/command`.
 
 use serde_json::Value;
 
 const LINES: &str = include_str!("../../docs/figures/failover.jsonl");
+const COMMAND_LINES: &str = include_str!("../../docs/figures/command.jsonl");
 const README: &str = include_str!("../../README.md");
 
 /// What the bench measures, in its order.
@@ -45,5 +46,22 @@ fn every_line_of_the_figures_is_json_for_a_goal_that_was_reached() {
 fn the_readme_has_a_row_for_every_line_of_the_figures() {
     for scenario in SCENARIOS {
         assert_eq!(README.matches(&format!("| {scenario} |")).count(), 1, "{scenario}");
+    }
+}
+
+/// Nothing is hidden: what has a goal is in the README, and a goal that was missed is called so there.
+#[test]
+fn the_readme_has_a_row_for_every_goal_of_the_command_line() {
+    let lines: Vec<Value> =
+        COMMAND_LINES.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let judged: Vec<&Value> = lines.iter().filter(|line| line["goal"].is_number()).collect();
+    assert!(judged.len() >= 9, "{judged:?}");
+    for line in judged {
+        let metric = line["metric"].as_str().unwrap();
+        let rows: Vec<&str> =
+            README.lines().filter(|row| row.starts_with(&format!("| {metric} |"))).collect();
+        let [row] = rows[..] else { panic!("{metric}: {rows:?}") };
+        assert_eq!(line["value"].as_f64() < line["goal"].as_f64(), line["ok"] == true, "{line}");
+        assert_eq!(row.contains("missed"), line["ok"] == false, "{line} is {row}");
     }
 }

@@ -9,10 +9,16 @@
 mod api;
 mod bad_input;
 mod blocking;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+mod command_children;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+mod command_examples;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_run;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_status;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+mod command_terminal;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod doctor;
 mod endings;

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use leasehold::{Error, OptionsError};
 
+use crate::output;
+
 /// As clap has it.
 pub(crate) const USAGE: u8 = 2;
 /// `EX_NOUSER`: nobody leads, so nobody can be asked.
@@ -50,7 +52,7 @@ impl std::error::Error for Usage {}
 
 /// Says what went wrong, and gives the code for it.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("leasehold: {error:#}");
+    output::complain(format_args!("{error:#}"));
     ExitCode::from(code_of(error))
 }
 

@@ -17,7 +17,8 @@ pub(crate) fn start(common: &Common, level: &str) {
     };
     let filter = EnvFilter::try_from_env("LEASEHOLD_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     match common.log_format {
         LogFormat::Json => log.json().flatten_event(true).init(),
         LogFormat::Text => log.with_ansi(colours).with_target(false).init(),

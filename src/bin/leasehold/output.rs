@@ -1,5 +1,6 @@
-//! The standard output: what a script or a person reads.
+//! What a script or a person reads.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
 use leasehold::Name;
@@ -15,6 +16,11 @@ pub(crate) fn print(text: &str) -> anyhow::Result<bool> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(anyhow::Error::new(error).context("cannot write to the standard output")),
     }
+}
+
+/// Says what is wrong. That nobody reads it is no reason to leave the rest undone, as it would be for `eprintln!`.
+pub(crate) fn complain(what: impl Display) {
+    writeln!(io::stderr(), "leasehold: {what}").ok();
 }
 
 pub(crate) fn is_terminal() -> bool {

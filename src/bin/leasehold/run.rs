@@ -11,7 +11,8 @@ mod signals;
 mod terminal;
 
 use std::cell::{Cell, RefCell};
-use std::process::ExitCode;
+use std::io;
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -22,9 +23,10 @@ use tracing::{info, warn};
 use self::command::{Command, Ended};
 use self::guard::Guard;
 use self::reaper::Reaper;
-use self::signals::Signals;
+use self::signals::{Mask, Signals};
 use crate::common::{Common, now};
 use crate::exit::{self, Usage};
+use crate::output::complain;
 
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
@@ -44,7 +46,9 @@ The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM (counted by 
 number that grows with every term, whoever leads, for what can refuse a write that comes late. It and all in its process group are sent
 TERM when the lease is lost or this process is told to stop, and KILL when --stop-grace is over; what leaves the group
 (setsid) is the command's own to end. TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end
-this process, and a second one kills at once.")]
+this process, and a second one kills at once. What is ignored when this process starts (nohup) stays ignored by both.
+In front on a terminal, the command has the terminal; Ctrl-C ends it and is the end of --restart, too, and Ctrl-Z
+suspends nothing: one that leads does not stand still.")]
 pub(crate) struct Arguments {
     /// What is led: all that give the same name on the same store contend
     name: String,
@@ -74,24 +78,32 @@ enum Restart {
 
 pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
     Name::from(arguments.name.as_str()).validate().map_err(leasehold::Error::from)?;
+    let mask = Mask::start()?;
     let runtime = crate::runtime()?;
-    let code = runtime.block_on(run(common, arguments));
+    let code = runtime.block_on(run(common, arguments, mask));
     // Whatever still waits for a name server, it does not keep the process.
     runtime.shutdown_background();
     code
 }
 
-async fn run(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
+async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
     let options = common.options()?;
+    // Before anybody can see this process in the store, and send it one.
+    let signals = Signals::start()?;
     let locker = if arguments.no_wait {
         // Whoever does not wait for the leader does not wait for the store.
-        Locker::connect(common.store()?, options.clone()).await?
+        tokio::select! {
+            locker = Locker::connect(common.store()?, options.clone()) => locker?,
+            () = signals.asked_to_stop() => {
+                let signal = signals.first().map_or(exit::BUG, |signal| exit::of_signal(signal.as_raw()));
+                return Ok(ExitCode::from(signal));
+            }
+        }
     } else {
         common.locker()?
     };
     let reaper = Reaper::start()?;
     let guard = Guard::start(common.guard_file(&arguments.name)?, reaper.clone())?;
-    let signals = Signals::start()?;
     let wrapper = Wrapper {
         stop_grace: options.get_stop_grace(),
         locker,
@@ -99,6 +111,7 @@ async fn run(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> 
         reaper,
         guard: RefCell::new(guard),
         signals,
+        mask,
         shutdown: CancellationToken::new(),
         last: Cell::new(None),
         verdict: Cell::new(None),
@@ -114,6 +127,7 @@ struct Wrapper {
     reaper: Reaper,
     guard: RefCell<Guard>,
     signals: Signals,
+    mask: Mask,
     /// Ends the candidacy.
     shutdown: CancellationToken,
     /// How the command ended last.
@@ -136,23 +150,28 @@ impl Wrapper {
             }
         };
         self.locker.close().await;
-        let code = match led {
+        let code = self.code(led);
+        self.guard.into_inner().end().await;
+        Ok(ExitCode::from(code?))
+    }
+
+    fn code(&self, led: Result<Option<Ended>, RunError<CannotStart>>) -> anyhow::Result<u8> {
+        Ok(match led {
             Ok(Some(ended)) => ended.code(),
             Ok(None) => self.code_of_a_stop(),
             Err(RunError::Job(error)) => {
-                eprintln!("leasehold: the command could not be started: {error}");
+                complain(format_args!("the command could not be started: {error}"));
                 error.code()
             }
             Err(RunError::Refused(error)) => {
-                eprintln!("leasehold: {error}");
+                complain(error);
                 exit::REFUSED
             }
             Err(error @ (RunError::Name(_) | RunError::Options(_))) => {
                 return Err(Usage::new(error.to_string()).into());
             }
             Err(error) => return Err(anyhow::anyhow!("{error}")),
-        };
-        Ok(ExitCode::from(code))
+        })
     }
 
     fn code_of_a_stop(&self) -> u8 {
@@ -240,7 +259,7 @@ impl Wrapper {
                 self.after_a_stop(&lease);
                 return Ok(ended);
             }
-            if !again {
+            if !again || self.shutdown.is_cancelled() {
                 return Ok(ended);
             }
             if since.elapsed() > RESTART_PAUSE.1 {
@@ -290,4 +309,11 @@ impl CannotStart {
             Self::NoToken(_) => exit::UNREACHABLE,
         }
     }
+}
+
+/// This program, also where its file has been replaced since it was started.
+fn this_program() -> io::Result<process::Command> {
+    let path = std::env::current_exe()?;
+    let replaced = std::path::PathBuf::from("/proc/self/exe");
+    Ok(process::Command::new(if path.exists() || !replaced.exists() { path } else { replaced }))
 }

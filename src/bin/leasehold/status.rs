@@ -80,7 +80,7 @@ async fn watch(observer: &Observer, names: &[Name], arguments: &Arguments) -> an
             Ok(snapshot) => View::of(snapshot, names),
             // It may be back at the next look.
             Err(error @ leasehold::Error::Unanswered { .. }) => {
-                eprintln!("leasehold: {error}");
+                output::complain(format_args!("{error}"));
                 continue;
             }
             Err(error) => return Err(error.into()),

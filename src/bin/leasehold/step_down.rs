@@ -54,7 +54,10 @@ async fn ask(observer: &Observer, name: &Name) -> anyhow::Result<ExitCode> {
         Some(leader) => {
             observer.step_down(name.as_str()).await?;
             if leader.role.is_none() {
-                eprintln!("leasehold: {} does not answer: it may not have heard", participant_text(&leader));
+                output::complain(format_args!(
+                    "{} does not answer: it may not have heard",
+                    participant_text(&leader)
+                ));
             }
             output::print(&format!("asked {}\n", participant_text(&leader)))?;
             Ok(ExitCode::SUCCESS)
@@ -67,7 +70,10 @@ async fn wait(observer: &Observer, name: &Name, timeout: Option<Duration>) -> an
     let handover = if let Some(limit) = timeout {
         let Ok(handover) = tokio::time::timeout(limit, handover).await else {
             let limit = humantime::format_duration(limit);
-            eprintln!("leasehold: asked, and nobody has taken over {} within {limit}", output::name(name));
+            output::complain(format_args!(
+                "asked, and nobody has taken over {} within {limit}",
+                output::name(name)
+            ));
             return Ok(ExitCode::from(exit::NOT_ACQUIRED));
         };
         handover?
@@ -92,14 +98,14 @@ async fn wait(observer: &Observer, name: &Name, timeout: Option<Duration>) -> an
 }
 
 fn nobody_leads(name: &Name) -> ExitCode {
-    eprintln!("leasehold: nobody leads {}: nobody was asked", output::name(name));
+    output::complain(format_args!("nobody leads {}: nobody was asked", output::name(name)));
     ExitCode::from(exit::NOBODY_LEADS)
 }
 
 fn refused(leader: &Participant) -> ExitCode {
-    eprintln!(
-        "leasehold: {} does not hand over when it is asked to (answer_step_down=false): nobody was asked",
+    output::complain(format_args!(
+        "{} does not hand over when it is asked to (answer_step_down=false): nobody was asked",
         participant_text(leader)
-    );
+    ));
     ExitCode::from(exit::NOT_PERMITTED)
 }

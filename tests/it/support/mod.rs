@@ -1,5 +1,7 @@
 //! What every test here uses: the stores under test, the log of the jobs' bodies, and the one way to wait.
 
+#[cfg(all(unix, feature = "cli", feature = "postgres"))]
+pub(crate) mod command;
 pub(crate) mod log;
 pub(crate) mod member;
 #[cfg(all(unix, feature = "postgres"))]
@@ -7,6 +9,8 @@ pub(crate) mod postgres;
 #[cfg(unix)]
 pub(crate) mod replica;
 pub(crate) mod stage;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+pub(crate) mod terminal;
 mod wait;
 
 use std::convert::Infallible;

@@ -7,25 +7,27 @@ use std::process;
 use std::time::Duration;
 
 use leasehold::{FencingToken, Lease};
-use rustix::process::{Pid, Signal, getpid, kill_process};
-use tokio::time::Instant;
-use tracing::{info, warn};
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{debug, info, warn};
 
 use super::Wrapper;
 use super::group::Group;
-use super::terminal;
+use super::terminal::{self, Terminal};
+use super::this_program;
 use crate::common::now;
 use crate::exit;
+use crate::output::complain;
 
 /// What is started in the place of the command, and becomes it when it may.
 pub(crate) fn exec(command: &[OsString]) -> u8 {
     let [program, arguments @ ..] = command else { return exit::USAGE };
     if let Err(error) = kill_process(getpid(), Signal::STOP) {
-        eprintln!("leasehold: {error}");
+        complain(error);
         return exit::BUG;
     }
     let error = process::Command::new(program).args(arguments).exec();
-    eprintln!("leasehold: {}: {error}", program.display());
+    complain(format_args!("{}: {error}", program.display()));
     if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
 }
 
@@ -44,19 +46,21 @@ impl Ended {
             Self::Signal(signal) => exit::of_signal(signal),
         }
     }
+
+    /// By what is typed to interrupt it, or as a shell that was has it.
+    fn is_interrupted(self) -> bool {
+        [Signal::INT, Signal::QUIT].iter().any(|signal| self.code() == exit::of_signal(signal.as_raw()))
+    }
 }
 
 /// The part of the grace in which whoever was told to stop is still only told.
 const KILL_AFTER: f64 = 0.8;
 
-/// Longest pause between two looks at the lease's deadline, which the guard is to know.
-const LONGEST_LOOK: Duration = Duration::from_hours(1);
-
 pub(super) struct Command<'a> {
     wrapper: &'a Wrapper,
     pid: Pid,
     group: Group,
-    terminal: Option<terminal::Lent>,
+    terminal: Option<Terminal>,
 }
 
 impl<'a> Command<'a> {
@@ -64,23 +68,25 @@ impl<'a> Command<'a> {
     /// still. Should this process die meanwhile, the kernel ends it, as it does with every stopped group that nobody can
     /// let go on any more.
     pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease, token: FencingToken) -> io::Result<Self> {
-        let child = process::Command::new(std::env::current_exe()?)
-            .args(["exec", "--"])
+        let mut exec = this_program()?;
+        exec.args(["exec", "--"])
             .args(&wrapper.arguments.command)
             .env("LEASEHOLD_NAME", lease.name().as_str())
             .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
             .env("LEASEHOLD_TERM", lease.term().to_string())
             .env("LEASEHOLD_TOKEN", token.to_string())
-            .process_group(0)
-            .spawn()?;
+            .process_group(0);
+        let child = wrapper.mask.spawn(&mut exec)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         wrapper.reaper.watch(pid);
-        let command = Self { wrapper, pid, group: Group(pid), terminal: terminal::lend(pid) };
+        let group = Group(pid);
+        let command = Self { wrapper, pid, group, terminal: Terminal::of(group) };
         tokio::select! {
-            () = wrapper.reaper.stopped(pid) => {}
+            _ = wrapper.reaper.stopped(pid) => {}
             _ = wrapper.reaper.ended(pid) => {}
         }
         command.leash(lease);
+        command.tell_the_guard_of_the_terminal();
         command.group.signal(Signal::CONT);
         info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "started the command");
         Ok(command)
@@ -94,13 +100,21 @@ impl<'a> Command<'a> {
         let mut kill_at: Option<Instant> = None;
         let mut is_lost = false;
         let mut ended = None;
+        // What the guard knows of the deadline.
+        let mut known = lease.deadline();
+        // Not put off by what else happens.
+        let mut looks = tokio::time::interval(terminal::LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let look_at = look_at(lease);
             let guard = self.wrapper.guard.borrow().pid();
             tokio::select! {
                 biased;
                 code = reaper.ended(self.pid), if ended.is_none() => {
                     ended = Some(code);
+                    if code.is_interrupted() && self.terminal.as_ref().is_some_and(Terminal::is_lent) {
+                        // Who types that means us, too, who do not hear it.
+                        self.wrapper.shutdown.cancel();
+                    }
                     // Whoever it left behind in its group goes too.
                     kill_at.get_or_insert_with(|| self.tell(Signal::TERM, now()));
                 }
@@ -123,9 +137,17 @@ impl<'a> Command<'a> {
                 () = lease.cancelled(), if kill_at.is_none() => {
                     kill_at = Some(self.tell(Signal::TERM, now()));
                 }
-                () = reaper.stopped(self.pid), if self.terminal.is_some() => {
-                    warn!("a leader cannot be suspended: it goes on");
-                    self.group.signal(Signal::CONT);
+                signal = reaper.stopped(self.pid) => {
+                    if self.terminal.as_ref().is_some_and(|terminal| terminal.stands_still(signal)) {
+                        debug!(signal, "the command goes on: one that leads is not suspended");
+                        self.has_the_terminal();
+                    }
+                }
+                _ = looks.tick(), if self.terminal.is_some() => {
+                    let is_stuck = |terminal: &Terminal| terminal.is_lent() && self.group.is_stuck();
+                    if self.terminal.as_ref().is_some_and(|terminal| terminal.look() || is_stuck(terminal)) {
+                        self.has_the_terminal();
+                    }
                 }
                 () = sleep_until(kill_at), if kill_at.is_some() => {
                     warn!(group = self.pid.as_raw_pid(), "the command did not end in its grace: it is killed");
@@ -135,8 +157,10 @@ impl<'a> Command<'a> {
                 }
                 _ = reaper.ended(guard) => {
                     self.leash(lease);
+                    self.tell_the_guard_of_the_terminal();
                 }
-                () = tokio::time::sleep_until(look_at) => {
+                deadline = lease.deadline_after(known) => {
+                    known = deadline;
                     if !self.leash(lease) {
                         warn!("the guard is gone, and cannot be started again");
                     }
@@ -144,6 +168,18 @@ impl<'a> Command<'a> {
             }
         }
         ended.unwrap_or(Ended::Signal(Signal::KILL.as_raw()))
+    }
+
+    /// It may stand still since it did not have it.
+    fn has_the_terminal(&self) {
+        self.tell_the_guard_of_the_terminal();
+        self.group.signal(Signal::CONT);
+    }
+
+    fn tell_the_guard_of_the_terminal(&self) {
+        if self.terminal.as_ref().is_some_and(Terminal::is_lent) {
+            self.wrapper.guard.borrow_mut().gives_the_terminal_to(getpgrp());
+        }
     }
 
     /// Tells the group to stop, and gives when it will be killed: the grace counts from that instant.
@@ -161,11 +197,6 @@ impl<'a> Command<'a> {
     fn leash(&self, lease: &Lease) -> bool {
         self.wrapper.guard.borrow_mut().leash(self.group, lease.remaining() + self.grace())
     }
-}
-
-/// When the deadline is to be looked at again: well before it passes, and it has moved on by then.
-fn look_at(lease: &Lease) -> Instant {
-    now() + (lease.remaining() / 4).clamp(Duration::from_millis(10), LONGEST_LOOK)
 }
 
 impl Drop for Command<'_> {

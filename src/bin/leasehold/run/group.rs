@@ -43,8 +43,20 @@ impl Group {
         }
     }
 
-    #[cfg(target_os = "linux")]
+    /// Whether its leader cannot stop for that signal, since it waits for a child that has, as in vfork(2): whoever waits
+    /// for the leader is not told of that.
+    pub(crate) fn is_stuck(self) -> bool {
+        stat(&self.0.as_raw_pid().to_string()).is_some_and(|(state, _)| state == 'D')
+            && self.states().is_ok_and(|states| states.contains(&'T'))
+    }
+
     fn has_only_zombies(self) -> io::Result<bool> {
+        Ok(self.states()?.iter().all(|state| matches!(state, 'Z' | 'X')))
+    }
+
+    /// What those in it do, by letters as of proc(5).
+    fn states(self) -> io::Result<Vec<char>> {
+        let mut states = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
@@ -52,21 +64,19 @@ impl Group {
                 continue;
             };
             // Gone meanwhile: no matter.
-            let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-            // proc(5): after the name in brackets the state, the parent and the process group.
-            let Some((_, fields)) = stat.rsplit_once(") ") else { continue };
-            let mut fields = fields.split(' ');
-            let (state, group) = (fields.next(), fields.nth(1));
-            if group == Some(&self.0.as_raw_pid().to_string()) && !matches!(state, Some("Z" | "X")) {
-                return Ok(false);
+            let Some((state, group)) = stat(pid) else { continue };
+            if group == self.0.as_raw_pid() {
+                states.push(state);
             }
         }
-        Ok(true)
+        Ok(states)
     }
+}
 
-    #[cfg(not(target_os = "linux"))]
-    #[expect(clippy::unused_self, reason = "there is nothing to look at")]
-    fn has_only_zombies(self) -> io::Result<bool> {
-        Ok(false)
-    }
+/// The state and the process group of a process, where there is a proc(5).
+fn stat(pid: &str) -> Option<(char, i32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in brackets come the state, the parent and the process group.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.chars().next()?, fields.nth(1)?.parse().ok()?))
 }

@@ -5,24 +5,29 @@
 //! and cannot prolong it, the group is killed before anybody else may lead.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, Write as _};
+use std::io::{self, BufRead as _, PipeWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{self, ChildStdin, ChildStdout, ExitCode, Stdio};
+use std::process::{ChildStdout, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::warn;
 
 use super::group::Group;
 use super::reaper::Reaper;
+use super::{terminal, this_program};
+use crate::output::complain;
 
 /// Where no leash runs.
 const LONG: Duration = Duration::from_hours(1);
+
+/// How long its end is waited for: nearly always it takes a millisecond.
+const LONGEST_END: Duration = Duration::from_secs(1);
 
 /// The guard, from the side of the process that it guards.
 pub(crate) struct Guard {
@@ -35,7 +40,7 @@ pub(crate) struct Guard {
 
 struct Process {
     pid: Pid,
-    say: ChildStdin,
+    say: PipeWriter,
     /// Until it is asked to hold something.
     answers: Option<ChildStdout>,
     /// It has said that it holds that, or has nothing to hold.
@@ -44,7 +49,7 @@ struct Process {
 
 impl Guard {
     pub(crate) fn start(file: Option<PathBuf>, reaper: Reaper) -> io::Result<Self> {
-        Ok(Self { file, process: Process::start(&reaper)?, reaper })
+        Ok(Self { file, process: Process::start(&reaper, "free")?, reaper })
     }
 
     pub(crate) const fn pid(&self) -> Pid {
@@ -52,10 +57,10 @@ impl Guard {
     }
 
     /// Somebody has killed it.
-    fn start_again(&mut self) -> io::Result<()> {
+    fn start_again(&mut self, first: &str) -> io::Result<()> {
         warn!("the guard is dead: another one is started");
         self.reaper.forget(self.process.pid);
-        self.process = Process::start(&self.reaper)?;
+        self.process = Process::start(&self.reaper, first)?;
         Ok(())
     }
 
@@ -65,7 +70,7 @@ impl Guard {
         // One that was asked, and whose answer nobody has waited for, is asked no more.
         let is_asked = self.process.answers.is_none() && !self.process.holds.load(Ordering::Relaxed);
         if is_asked || self.process.say("free").is_err() {
-            self.start_again()?;
+            self.start_again("free")?;
         }
         let file = self.file.clone().and_then(|file| Some((file, self.process.answers.take()?)));
         if let Some((path, _)) = &file {
@@ -93,10 +98,24 @@ impl Guard {
     pub(crate) fn leash(&mut self, group: Group, left: Duration) -> bool {
         let at = clock().saturating_add(left).as_millis();
         let text = format!("leash {} {at}", group.0.as_raw_pid());
-        if self.process.say(&text).is_ok() {
-            return true;
+        self.process.say(&text).is_ok() || self.start_again(&text).is_ok()
+    }
+
+    /// That group gets the terminal back from the command, should this process be killed.
+    pub(crate) fn gives_the_terminal_to(&mut self, group: Pid) {
+        self.process.say(&format!("terminal {}", group.as_raw_pid())).ok();
+    }
+
+    /// Waits until it has ended: it holds open what this process was started with, and what whoever started that waits
+    /// for may be one of these things. Not for long: somebody may have stopped it.
+    pub(crate) async fn end(self) {
+        let Self { process: Process { pid, say, answers, holds }, reaper, .. } = self;
+        drop(say);
+        if answers.is_none() && !holds.load(Ordering::Relaxed) && reaper.runs(pid) {
+            // It waits for another one's, and hears nothing. It leads nothing yet.
+            kill_process(pid, Signal::KILL).ok();
         }
-        self.start_again().is_ok() && self.process.say(&text).is_ok()
+        tokio::time::timeout(LONGEST_END, reaper.ended(pid)).await.ok();
     }
 
     /// The group is empty.
@@ -106,30 +125,32 @@ impl Guard {
 }
 
 impl Process {
-    fn start(reaper: &Reaper) -> io::Result<Self> {
+    /// It is told the first thing before it runs: from then on it may be needed.
+    fn start(reaper: &Reaper, first: &str) -> io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
-        let mut child = process::Command::new(std::env::current_exe()?)
+        let (hear, say) = io::pipe()?;
+        tell(&say, first)?;
+        let mut child = this_program()?
             .arg("guard")
             // Out of the way of what is sent to our group, such as by a terminal.
             .process_group(0)
-            .stdin(Stdio::piped())
+            .stdin(hear)
             .stdout(Stdio::piped())
             .spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        match (pid, child.stdin.take(), child.stdout.take()) {
-            (Some(pid), Some(say), answers) => {
-                reaper.watch(pid);
-                Ok(Self { pid, say, answers, holds: Arc::default() })
-            }
-            _ => Err(io::Error::other("the guard has no pipe")),
-        }
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        reaper.watch(pid);
+        Ok(Self { pid, say, answers: child.stdout.take(), holds: Arc::default() })
     }
 
-    fn say(&mut self, line: &str) -> io::Result<()> {
-        // One write, so that it is there whole or not at all.
-        self.say.write_all(format!("{line}\n").as_bytes())
+    fn say(&self, line: &str) -> io::Result<()> {
+        tell(&self.say, line)
     }
+}
+
+/// One write, so that it is there whole or not at all.
+fn tell(mut pipe: &PipeWriter, line: &str) -> io::Result<()> {
+    pipe.write_all(format!("{line}\n").as_bytes())
 }
 
 impl std::fmt::Debug for Process {
@@ -151,6 +172,7 @@ fn clock() -> Duration {
 enum Order {
     Hold(PathBuf),
     Leash { group: Group, until: Duration },
+    Terminal(Pid),
     Free,
 }
 
@@ -161,6 +183,9 @@ impl Order {
         }
         if line == "free" {
             return Some(Self::Free);
+        }
+        if let Some(group) = line.strip_prefix("terminal ") {
+            return Some(Self::Terminal(Pid::from_raw(group.parse().ok()?)?));
         }
         let (group, until) = line.strip_prefix("leash ")?.split_once(' ')?;
         Some(Self::Leash {
@@ -185,6 +210,7 @@ pub(crate) fn main() -> ExitCode {
     });
     let mut leash: Option<(Group, Duration)> = None;
     let mut held = None;
+    let mut terminal = None;
     loop {
         let left = leash.map_or(LONG, |(_, until)| until.saturating_sub(clock()));
         match told.recv_timeout(left) {
@@ -201,21 +227,22 @@ pub(crate) fn main() -> ExitCode {
                 );
             }
             Ok(Order::Leash { group, until }) => leash = Some((group, until)),
-            Ok(Order::Free) => leash = None,
+            Ok(Order::Terminal(group)) => terminal = Some(group),
+            Ok(Order::Free) => (leash, terminal) = (None, None),
             Err(RecvTimeoutError::Timeout) => {
                 if let Some((group, until)) = leash
                     && clock() >= until
                 {
-                    eprintln!("leasehold: the process that leads stands still: its command is killed");
                     group.signal(Signal::KILL);
                     leash = None;
+                    // Whoever should read it may stand still, too.
+                    thread::spawn(|| complain("the process that leads stands still: its command is killed"));
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
     if let Some((group, _)) = leash {
-        eprintln!("leasehold: the process that leads is dead: its command is killed");
         group.signal(Signal::KILL);
         while !group.is_empty() {
             thread::sleep(Duration::from_millis(1));
@@ -223,6 +250,12 @@ pub(crate) fn main() -> ExitCode {
     }
     // Only now: whoever waits for it starts a command of its own.
     drop(held);
+    if let Some((group, _)) = leash {
+        if let Some(to) = terminal {
+            terminal::give_back(group, to);
+        }
+        complain("the process that leads is dead: its command is killed");
+    }
     ExitCode::SUCCESS
 }
 

@@ -17,7 +17,7 @@ type Fates = HashMap<Pid, Fate>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Runs,
-    Stopped,
+    Stopped(i32),
     Ended(Ended),
 }
 
@@ -53,6 +53,11 @@ impl Reaper {
         self.shared.fates().insert(pid, Fate::Runs);
     }
 
+    /// Whether its end has not been taken in: until then nobody else has its number.
+    pub(crate) fn runs(&self, pid: Pid) -> bool {
+        !matches!(self.shared.fates().get(&pid), None | Some(Fate::Ended(_)))
+    }
+
     /// Waits until it has ended.
     pub(crate) async fn ended(&self, pid: Pid) -> Ended {
         loop {
@@ -64,13 +69,15 @@ impl Reaper {
         }
     }
 
-    /// Waits until it stands still.
-    pub(crate) async fn stopped(&self, pid: Pid) {
+    /// Waits until it stands still, and gives the signal that it does so for.
+    pub(crate) async fn stopped(&self, pid: Pid) -> i32 {
         loop {
             let changed = self.shared.changed.notified();
-            if let Some(fate @ Fate::Stopped) = self.shared.fates().get_mut(&pid) {
+            if let Some(fate) = self.shared.fates().get_mut(&pid)
+                && let Fate::Stopped(signal) = *fate
+            {
                 *fate = Fate::Runs;
-                return;
+                return signal;
             }
             changed.await;
         }
@@ -101,7 +108,7 @@ impl Fate {
         match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Self::Ended(Ended::Code(u8::try_from(code).unwrap_or(u8::MAX))),
             (None, Some(signal)) => Self::Ended(Ended::Signal(signal)),
-            (None, None) => Self::Stopped,
+            (None, None) => Self::Stopped(status.stopping_signal().unwrap_or(0)),
         }
     }
 }

@@ -1,0 +1,67 @@
+//! What is measured, and in which order.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::arguments::{Arguments, USAGE};
+use crate::place::Place;
+use crate::process::{self, now};
+use crate::report::{Row, table};
+use crate::{hand_over, idle, start};
+
+/// `started` is when this process's first instruction ran.
+pub(crate) fn main(started: Duration) -> anyhow::Result<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    if let (Some("command"), Some(then)) = (arguments.next().as_deref(), arguments.next()) {
+        process::play(&then, started)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(arguments) = Arguments::parse(std::env::args().skip(1))? else {
+        println!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    };
+    measure(arguments)
+}
+
+fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let since = now();
+    let load_before = load()?;
+    let places = [Place::directory()?, Place::server()];
+    let mut rows = Vec::new();
+    for place in &places {
+        eprintln!("{}: start-up and end, hand-over, memory", place.label);
+        rows.extend(start::rows(place, arguments)?);
+        rows.push(hand_over::row(place, arguments.hand_overs())?);
+        rows.extend(idle::memory(place, arguments)?);
+        rows.push(idle::warm_work(place, arguments)?);
+    }
+    eprintln!("processor time of idle processes");
+    rows.extend(idle::work(&places, arguments)?);
+
+    let summary = format!(
+        "{}\nMedian of {} starts and ends, of {} hand-overs. Processor time within {} s. Load average before {load_before}, \
+         after {}. A build {} optimisation. All of it took {} s.",
+        table(&rows),
+        arguments.starts(),
+        arguments.hand_overs(),
+        arguments.window().as_secs(),
+        load()?,
+        if cfg!(debug_assertions) { "without" } else { "with" },
+        now().saturating_sub(since).as_secs(),
+    );
+    if arguments.is_json {
+        for row in &rows {
+            println!("{}", row.json());
+        }
+        eprintln!("{summary}");
+    } else {
+        println!("{summary}");
+    }
+    Ok(if rows.iter().any(Row::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Of the last minute.
+fn load() -> anyhow::Result<String> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    Ok(text.split(' ').next().unwrap_or_default().to_owned())
+}
