@@ -38,6 +38,7 @@
 //! * [`Locker`]: one session with the store, on a thread of its own, shared by every job of the process.
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
+//! * [`Scope`]: a family of names of one type, [`Name::key`] and its like: keys of programs that do without leasehold.
 //! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late.
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
@@ -86,6 +87,7 @@ mod name;
 mod observe;
 mod options;
 mod sabotage;
+mod scope;
 #[cfg(test)]
 mod simulation;
 mod store;
@@ -109,6 +111,7 @@ pub use options::{
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub use sabotage::Sabotage;
+pub use scope::{Scope, ScopedName};
 #[cfg(any(test, feature = "testing"))]
 pub use store::memory::Memory;
 /// Re-exported, since [`Lease::cancellation`] and [`Candidate::until`] speak of it.

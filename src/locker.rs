@@ -379,7 +379,7 @@ impl Locker {
         let name = name.into();
         name.validate()?;
         tracing::info!(%name, identity = self.identity(), "asks whoever leads to step down");
-        let message = Message::StepDown(Key::of(Kind::Lease, name.as_str()));
+        let message = Message::StepDown(Key::of(Kind::Lease, &name));
         let (reply, sent) = oneshot::channel();
         self.command(Command::Publish(message, reply))?;
         match sent.await {
@@ -466,7 +466,7 @@ impl Inner {
         let place = Place {
             id,
             name: name.clone(),
-            key: Key::of(Kind::Lease, name.as_str()),
+            key: Key::of(Kind::Lease, name),
             takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
             shutdown,
             grants,

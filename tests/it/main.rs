@@ -21,6 +21,7 @@ mod handover;
 mod health;
 mod leaving;
 mod loss;
+mod names;
 mod observer;
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]

@@ -167,7 +167,7 @@ async fn out_of_lock_memory_costs_only_what_does_not_fit() {
     // Connected before: a full lock table lets nobody in.
     locks(&cluster);
     let others: Vec<_> = (0..1500)
-        .map(|n| Member::on(&locker, &format!("job {n}"), &format!("job {n}"), &Log::default()))
+        .map(|n| Member::on(&locker, format!("job {n}"), &format!("job {n}"), &Log::default()))
         .collect();
     pass(Duration::from_secs(3)).await;
     let held = locks(&cluster);

@@ -190,13 +190,13 @@ impl PgSession {
         let mut answers = Vec::with_capacity(takes.len());
         let mut unwanted: Vec<Release> = releases.iter().map(Release::of).collect();
         for (_, take) in takes {
-            let is_taken = own.contains(&take.key.get());
+            let is_taken = own.contains(&take.key);
             if is_taken && code != OUT_OF_LOCK_MEMORY {
                 answers.push(self.grant(take));
                 continue;
             }
             answers.push(Answer::Failed(refusal::of_ask(code, reason)));
-            if !own.contains(&take.key.waiting().get()) {
+            if !own.contains(&take.key.waiting()) {
                 self.waiting.remove(&take.key);
             }
             if is_taken {
@@ -219,10 +219,9 @@ impl PgSession {
             work.releases.extend(
                 unwanted
                     .iter()
-                    .map(|release| Release { is_unlocked: !own.contains(&release.key.get()), ..*release }),
+                    .map(|release| Release { is_unlocked: !own.contains(&release.key), ..*release }),
             );
-            work.withdrawals
-                .extend(no_longer_waited_for.iter().filter(|key| own.contains(&key.waiting().get())));
+            work.withdrawals.extend(no_longer_waited_for.iter().filter(|key| own.contains(&key.waiting())));
             let is_first = attempt == 0;
             // An announcement needs memory and a commit, which may be just what the server lacks: without, then.
             let is_done =
@@ -250,8 +249,8 @@ struct Undone<'a> {
 }
 
 impl Look {
-    fn keys(&self) -> HashSet<i64> {
-        self.locks.iter().filter(|lock| lock.is_of_64_bits()).map(|lock| lock.key).collect()
+    fn keys(&self) -> HashSet<Key> {
+        self.locks.iter().map(|lock| lock.key).collect()
     }
 }
 
@@ -347,15 +346,12 @@ impl Session for PgSession {
         let look = self.look().await?;
         let mut missing: HashSet<Key> = self.held.keys().copied().collect();
         let mut unregistered = self.waiting.clone();
-        let held_by_number: HashMap<i64, Held> =
-            self.held.iter().map(|(key, held)| (key.get(), *held)).collect();
-        let waited_for: HashMap<i64, Key> =
-            self.waiting.iter().map(|key| (key.waiting().get(), *key)).collect();
+        let waited_for: HashMap<Key, Key> = self.waiting.iter().map(|key| (key.waiting(), *key)).collect();
         let (own, others): (Vec<_>, Vec<_>) =
             look.locks.iter().partition(|lock| self.marker.is_some_and(|marker| lock.is_marker(marker)));
         for lock in others {
-            let held = held_by_number.get(&lock.key).filter(|held| lock.is_for(lock.key, held.mode));
-            let waiting = waited_for.get(&lock.key).filter(|_| lock.is_for(lock.key, Mode::Shared));
+            let held = self.held.get(&lock.key).filter(|held| lock.is_in(held.mode));
+            let waiting = waited_for.get(&lock.key).filter(|_| lock.is_in(Mode::Shared));
             match (held, waiting) {
                 (Some(held), _) => drop(missing.remove(&held.key)),
                 (None, Some(key)) => drop(unregistered.remove(key)),
