@@ -69,7 +69,8 @@
 //!
 //! # Features
 //!
-//! * `postgres` (on by default): the store on PostgreSQL, `Locker::postgres`.
+//! * `postgres` (on by default): the store on PostgreSQL, `Locker::postgres`; the module `postgres`, with locks of your
+//!   own transactions.
 //! * `tls` (on by default): encrypted connections to it, by rustls and the certificates that the system trusts.
 //! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
@@ -86,6 +87,8 @@ mod locker;
 mod name;
 mod observe;
 mod options;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod sabotage;
 mod scope;
 #[cfg(test)]

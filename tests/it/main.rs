@@ -46,6 +46,8 @@ mod postgres_session;
 mod postgres_settings;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_store;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_xact;
 #[cfg(unix)]
 mod processes;
 mod support;

@@ -420,6 +420,20 @@ pub(super) fn probe(key: Key) -> String {
         + &step("pg_advisory_unlock_shared", key)
 }
 
+/// Takes a key for the rest of the transaction, by try, and says how that went.
+///
+/// Outside of a transaction block a message is a transaction of its own, whose time is that of its only statement to the
+/// microsecond: the server takes over the one for the other. Inside, the time of the transaction is that of its first
+/// message, whatever the clock was set to in between.
+pub(crate) fn try_xact_lock(key: Key) -> String {
+    format!(
+        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'replica' \
+         WHEN pg_catalog.statement_timestamp() = pg_catalog.transaction_timestamp() THEN 'no transaction' \
+         WHEN pg_catalog.pg_try_advisory_xact_lock({}) THEN 'granted' ELSE 'busy' END",
+        literal(key)
+    )
+}
+
 /// What the server, the database and the role bring along: name, value, unit, and where it comes from.
 pub(super) const SETTINGS: &str = "\
     SELECT name, setting, COALESCE(unit, ''), COALESCE(source, '') FROM pg_catalog.pg_settings WHERE name IN (\
