@@ -38,6 +38,7 @@
 //! * [`Locker`]: one session with the store, on a thread of its own, shared by every job of the process.
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
+//! * [`Scope`]: a family of names of one type, [`Name::key`] and its like: keys of programs that do without leasehold.
 //! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late.
 //! * [`Lock`], [`RwLock`] and [`LockGuard`]: critical sections, on the same session.
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
@@ -69,7 +70,8 @@
 //!
 //! # Features
 //!
-//! * `postgres` (on by default): the store on PostgreSQL, `Locker::postgres`.
+//! * `postgres` (on by default): the store on PostgreSQL, `Locker::postgres`; the module `postgres`, with locks of your
+//!   own transactions.
 //! * `tls` (on by default): encrypted connections to it, by rustls and the certificates that the system trusts.
 //! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
@@ -87,7 +89,10 @@ mod locker;
 mod name;
 mod observe;
 mod options;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod sabotage;
+mod scope;
 #[cfg(test)]
 mod simulation;
 mod store;
@@ -102,7 +107,7 @@ pub use error::{ConnectError, Error, LockError, LossCause, RunError, UrlError};
 pub use fence::{FencingToken, TokenError};
 pub use health::{Health, Trouble};
 pub use lease::Lease;
-pub use lock::{Lock, LockGuard, RwLock};
+pub use lock::{Lock, LockGuard, RwLock, Scoped};
 pub use locker::Locker;
 pub use name::{Key, Kind, MAX_NAME_BYTES, Name, NameError};
 pub use observe::{Election, Handover, Observer, Participant, Role, Snapshot, Watch};
@@ -113,6 +118,7 @@ pub use options::{
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub use sabotage::Sabotage;
+pub use scope::{Scope, ScopedName};
 #[cfg(any(test, feature = "testing"))]
 pub use store::memory::Memory;
 /// Re-exported, since [`Lease::cancellation`] and [`Candidate::until`] speak of it.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tracing::debug;
 
 use crate::candidate::{self, attend};
 use crate::clock;
@@ -19,6 +20,7 @@ use crate::error::{LockError, LossCause};
 use crate::lease::Lease;
 use crate::locker::Inner;
 use crate::name::{Key, Kind, Name};
+use crate::scope::{Scope, ScopedName};
 use crate::store::{Holder, Mode};
 use crate::turns::Turn;
 
@@ -86,6 +88,37 @@ pub struct Lock {
 #[derive(Clone)]
 pub struct RwLock {
     section: Entrance,
+}
+
+/// The critical sections of a [`Scope`] on one Locker, and no others.
+///
+/// Made by [`Locker::scope`](crate::Locker::scope).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let dir = tempfile::tempdir()?;
+/// use leasehold::{Locker, Options, Scope};
+///
+/// const INVOICES: Scope<u64> = Scope::new("invoice");
+///
+/// let locker = Locker::file(dir.path(), Options::default())?;
+/// let guard = locker.scope(INVOICES).lock(&42).lock().await?;
+/// assert_eq!(guard.name().to_string(), "invoice/42");
+/// # Ok(()) }
+/// ```
+///
+/// It takes nothing outside of its scope:
+///
+/// ```compile_fail,E0308
+/// # use leasehold::{Locker, Scope};
+/// # fn example(locker: &Locker) {
+/// # const INVOICES: Scope<u64> = Scope::new("invoice");
+/// locker.scope(INVOICES).lock("sweeper"); // expected `&u64`, found `&str`
+/// # }
+/// ```
+pub struct Scoped<N: ?Sized> {
+    locker: Arc<Inner>,
+    scope: Scope<N>,
 }
 
 /// A lock that is held, for as long as this lives. It derefs to the [`Lease`]: is it held, until when, was it lost.
@@ -235,6 +268,27 @@ impl Lock {
         E: From<LockError>,
     {
         self.section.wait_with(Mode::Exclusive, Patience::Until(limit), body).await
+    }
+}
+
+impl<N: ScopedName + ?Sized> Scoped<N> {
+    pub(crate) fn new(locker: Arc<Inner>, scope: Scope<N>) -> Self {
+        if scope.ttl.is_some() && locker.keys_end_with_their_session() {
+            debug!(?scope, "the store frees locks with their session: the ttl of the scope is not used");
+        }
+        Self { locker, scope }
+    }
+
+    /// Names a critical section of the scope: see [`Lock`].
+    #[must_use]
+    pub fn lock(&self, name: &N) -> Lock {
+        Lock::new(Arc::clone(&self.locker), self.scope.name(name), self.scope.ttl)
+    }
+
+    /// Names a critical section of the scope for readers and writers: see [`RwLock`].
+    #[must_use]
+    pub fn rw_lock(&self, name: &N) -> RwLock {
+        RwLock::new(Arc::clone(&self.locker), self.scope.name(name), self.scope.ttl)
     }
 }
 
@@ -482,7 +536,7 @@ impl Deref for LockGuard {
 
 impl Entrance {
     fn new(locker: Arc<Inner>, kind: Kind, name: Name, ttl: Option<Duration>) -> Self {
-        let key = Key::of(kind, name.as_str());
+        let key = Key::of(kind, &name);
         Self { locker, name, key, ttl }
     }
 
@@ -671,6 +725,18 @@ impl Drop for Seat {
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock").field("name", self.name()).field("key", &self.key()).finish_non_exhaustive()
+    }
+}
+
+impl<N: ?Sized> Clone for Scoped<N> {
+    fn clone(&self) -> Self {
+        Self { locker: Arc::clone(&self.locker), scope: self.scope }
+    }
+}
+
+impl<N: ?Sized> fmt::Debug for Scoped<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scoped").field("scope", &self.scope).finish_non_exhaustive()
     }
 }
 

@@ -23,9 +23,10 @@ use crate::driver::term::{Shown, State, Term};
 use crate::error::{Error, RunError};
 use crate::health::{self, Health, Trouble};
 use crate::lease::Lease;
-use crate::lock::{Lock, RwLock};
+use crate::lock::{Lock, RwLock, Scoped};
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
+use crate::scope::{Scope, ScopedName};
 use crate::store::file::FileStore;
 #[cfg(feature = "postgres")]
 use crate::store::postgres::PgStore;
@@ -279,6 +280,12 @@ impl Locker {
         RwLock::new(Arc::clone(&self.inner), name.into(), None)
     }
 
+    /// Gives the critical sections of a scope, and no others.
+    #[must_use]
+    pub fn scope<N: ScopedName + ?Sized>(&self, scope: Scope<N>) -> Scoped<N> {
+        Scoped::new(Arc::clone(&self.inner), scope)
+    }
+
     /// Closes: every job is told to stop, every lease is released when its job has ended, every run now or later
     /// returns `Ok(None)`; then the session ends.
     ///
@@ -400,7 +407,7 @@ impl Locker {
         let name = name.into();
         name.validate()?;
         tracing::info!(%name, identity = self.identity(), "asks whoever leads to step down");
-        let message = Message::StepDown(Key::of(Kind::Lease, name.as_str()));
+        let message = Message::StepDown(Key::of(Kind::Lease, &name));
         let (reply, sent) = oneshot::channel();
         self.command(Command::Publish(message, reply))?;
         match sent.await {
@@ -469,6 +476,11 @@ impl Inner {
         self.send(Request::Command(command)).ok();
     }
 
+    /// The keys of the store have no time to live of their own.
+    pub(crate) fn keys_end_with_their_session(&self) -> bool {
+        self.report.borrow().enforcement.any_answer_renews
+    }
+
     pub(crate) fn driver(&self) -> mpsc::WeakUnboundedSender<Request> {
         self.requests.downgrade()
     }
@@ -505,7 +517,7 @@ impl Inner {
         let place = Place {
             id,
             name: name.clone(),
-            key: Key::of(Kind::Lease, name.as_str()),
+            key: Key::of(Kind::Lease, name),
             purpose: Purpose::Run(command::Run {
                 takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
                 shutdown,

@@ -400,7 +400,7 @@ impl Snapshot {
     /// Gives what was to be seen of one name: also of one that nobody holds or contends for.
     #[must_use]
     pub fn of(&self, name: &Name) -> Election {
-        let key = Key::of(Kind::Lease, name.as_str());
+        let key = Key::of(Kind::Lease, name);
         let found = self.elections.iter().find(|election| election.key == key).cloned();
         let mut election = found.unwrap_or_else(|| Election::of_nobody(key));
         election.name = Some(name.clone());
@@ -434,7 +434,10 @@ impl fmt::Display for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
             Some(name) => write!(f, "{name:?}: ")?,
-            None => write!(f, "key {}: ", self.key.get())?,
+            None => match self.key.pair() {
+                Some((first, second)) => write!(f, "key ({first}, {second}): ")?,
+                None => write!(f, "key {}: ", self.key.get())?,
+            },
         }
         match &self.leader {
             Some(leader) => write!(f, "{leader}")?,
@@ -555,7 +558,7 @@ impl Found {
         let by =
             if session.is_empty() { (String::new(), identity.clone()) } else { (session, String::new()) };
         let nothing = || Answer { identity, steps_down, parts: BTreeMap::new(), count };
-        let key = |it: Standing| (Key::of(Kind::Lease, it.name.as_str()), it);
+        let key = |it: Standing| (Key::of(Kind::Lease, &it.name), it);
         let standings = standings.into_iter().map(key).collect();
         self.answers.entry(by).or_insert_with(nothing).parts.insert(part, standings);
     }

@@ -31,8 +31,14 @@ async fn main() {
     for round in 0..3 {
         let since = now();
         for _ in 0..n {
-            sqlx::query_scalar::<_, bool>("SELECT pg_try_advisory_lock(1)").fetch_one(&mut plain).await.unwrap();
-            sqlx::query_scalar::<_, bool>("SELECT pg_advisory_unlock(1)").fetch_one(&mut plain).await.unwrap();
+            sqlx::query_scalar::<_, bool>("SELECT pg_try_advisory_lock(1)")
+                .fetch_one(&mut plain)
+                .await
+                .unwrap();
+            sqlx::query_scalar::<_, bool>("SELECT pg_advisory_unlock(1)")
+                .fetch_one(&mut plain)
+                .await
+                .unwrap();
         }
         let raw = since.elapsed() / n;
         let lock = locker.lock("job");
@@ -41,7 +47,10 @@ async fn main() {
             lock.try_with(async |_: Lease| Ok::<_, LockError>(())).await.unwrap().unwrap();
         }
         let own = since.elapsed() / n;
-        println!("round {round}: raw {raw:?}, try_with {own:?}: {:.2}", own.as_secs_f64() / raw.as_secs_f64());
+        println!(
+            "round {round}: raw {raw:?}, try_with {own:?}: {:.2}",
+            own.as_secs_f64() / raw.as_secs_f64()
+        );
     }
     let limit = Duration::from_secs(3);
     let mut tasks = tokio::task::JoinSet::new();
@@ -50,8 +59,16 @@ async fn main() {
         tasks.spawn(async move {
             let (since, mut cycles) = (now(), 0_u64);
             while since.elapsed() < limit {
-                sqlx::query_scalar::<_, bool>("SELECT pg_try_advisory_lock($1)").bind(task).fetch_one(&mut plain).await.unwrap();
-                sqlx::query_scalar::<_, bool>("SELECT pg_advisory_unlock($1)").bind(task).fetch_one(&mut plain).await.unwrap();
+                sqlx::query_scalar::<_, bool>("SELECT pg_try_advisory_lock($1)")
+                    .bind(task)
+                    .fetch_one(&mut plain)
+                    .await
+                    .unwrap();
+                sqlx::query_scalar::<_, bool>("SELECT pg_advisory_unlock($1)")
+                    .bind(task)
+                    .fetch_one(&mut plain)
+                    .await
+                    .unwrap();
                 cycles += 1;
             }
             cycles

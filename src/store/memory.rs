@@ -249,5 +249,5 @@ impl Memory {
 }
 
 fn lease(name: &Name) -> Key {
-    Key::of(Kind::Lease, name.as_str())
+    Key::of(Kind::Lease, name)
 }

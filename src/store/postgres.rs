@@ -36,6 +36,7 @@ use self::affinity::Affinity;
 pub(crate) use self::examine::examine;
 use self::link::Link;
 use self::session::PgSession;
+pub(crate) use self::statements::try_xact_lock;
 pub(crate) use self::url::targets_of_url;
 use super::{Enforcement, Store};
 use crate::clock;

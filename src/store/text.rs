@@ -7,19 +7,25 @@
 //! ```
 //!
 //! A standing is `<role>:<term>:<milliseconds>:<name>`: a letter, two numbers that may be empty, and the name with all
-//! but letters, digits and `-._~` percent-encoded (RFC 3986, section 2.1).
+//! but letters, digits and `-._~` percent-encoded (RFC 3986, section 2.1). A name that is not text begins with a `!`:
+//! `!key:<number>`, `!pair:<number>:<number>`, `!autumn:<name>`, `!scope:<scope>:<bytes>:<how it shows there, or nothing>`.
 //!
 //! Anybody may send anything: what is not of this form, whole, is no message.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::{Call, Message, Presence, Role, Standing};
-use crate::name::{Key, MAX_NAME_BYTES, Name};
+use crate::name::{Is, Key, Name};
+use crate::scope::shown_by_default;
 
 const STEP_DOWN: &str = "step-down";
 const ROLL_CALL: &str = "roll-call";
 const PRESENT: &str = "present";
+
+/// Most bytes that say how a name in a scope shows there: with the longest name they fit into a notification.
+const SHOWN_BYTES: usize = 2_048;
 
 /// Stands for an empty text.
 const NOTHING: &str = "-";
@@ -66,15 +72,37 @@ fn write_standing(standing: &Standing) -> String {
     let Standing { name, role, term, held_for } = standing;
     let number = |number: Option<u64>| number.map(|it| it.to_string()).unwrap_or_default();
     let held_for = held_for.map(|it| it.as_millis().try_into().unwrap_or(u64::MAX));
-    let mut word = format!(" {}:{}:{}:", letter(*role), number(*term), number(held_for));
-    for byte in name.as_str().bytes() {
-        if is_plain(byte) {
-            word.push(char::from(byte));
-        } else {
-            write!(word, "%{byte:02X}").ok();
+    let word = format!(" {}:{}:{}:", letter(*role), number(*term), number(held_for));
+    word + &write_name(name)
+}
+
+fn write_name(name: &Name) -> String {
+    match name.is() {
+        Is::Text(text) => encode(text.as_bytes()),
+        Is::Key(key, _) => format!("!key:{key}"),
+        Is::Pair(first, second, _) => format!("!pair:{first}:{second}"),
+        Is::Autumn(name, _) => format!("!autumn:{}", encode(name.as_bytes())),
+        Is::Scoped { scope, bytes, .. } => {
+            let shown = name
+                .shown_in_scope()
+                .filter(|shown| *shown != shown_by_default(bytes))
+                .map(|it| encode(it.as_bytes()));
+            let shown = shown.filter(|it| it.len() <= SHOWN_BYTES).unwrap_or_default();
+            format!("!scope:{}:{}:{shown}", encode(scope.as_bytes()), encode(bytes))
         }
     }
-    word
+}
+
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if is_plain(byte) {
+            text.push(char::from(byte));
+        } else {
+            write!(text, "%{byte:02X}").ok();
+        }
+    }
+    text
 }
 
 const fn is_plain(byte: u8) -> bool {
@@ -154,6 +182,45 @@ fn read_standing(word: &str) -> Option<Standing> {
 }
 
 fn read_name(text: &str) -> Option<Name> {
+    let name = match text.strip_prefix('!') {
+        None => Name::from(decode_text(text)?),
+        Some(other) => read_other(other)?,
+    };
+    Some(name).filter(|name| name.validate().is_ok())
+}
+
+fn read_other(text: &str) -> Option<Name> {
+    let (what, rest) = text.split_once(':')?;
+    match what {
+        "key" => Some(Name::key(read_signed(rest)?)),
+        "pair" => {
+            let (first, second) = rest.split_once(':')?;
+            Some(Name::key_pair(read_signed(first)?, read_signed(second)?))
+        }
+        "autumn" => Some(Name::autumn(&decode_text(rest)?)),
+        "scope" => {
+            let (scope, rest) = rest.split_once(':')?;
+            let (bytes, shown) = rest.split_once(':')?;
+            let (scope, bytes, shown) = (decode_text(scope)?, decode(bytes)?, decode_text(shown)?);
+            // An honest one is on one line: what is not could deceive whoever reads it.
+            let shown =
+                if shown.is_empty() || shown.contains(is_odd) { shown_by_default(&bytes) } else { shown };
+            (!scope.is_empty()).then(|| Name::scoped(Cow::Owned(scope), &bytes, &shown))
+        }
+        _ => None,
+    }
+}
+
+/// What Rust would escape in a text in quotes, but for the quotes and what escapes them.
+fn is_odd(c: char) -> bool {
+    !matches!(c, '"' | '\'' | '\\') && c.escape_debug().len() > 1
+}
+
+fn decode_text(text: &str) -> Option<String> {
+    String::from_utf8(decode(text)?).ok()
+}
+
+fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -163,8 +230,7 @@ fn read_name(text: &str) -> Option<Name> {
             _ => return None,
         });
     }
-    let name = (bytes.len() <= MAX_NAME_BYTES).then(|| String::from_utf8(bytes).ok())??;
-    Some(Name::from(name)).filter(|name| name.validate().is_ok())
+    Some(bytes)
 }
 
 fn read_digit(byte: u8) -> Option<u8> {
@@ -176,14 +242,26 @@ fn read_number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
+/// As it is written, and no other way: `parse` would take a plus and zeros as well.
+fn read_signed<T: std::str::FromStr + ToString>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|number: &T| number.to_string() == text)
+}
+
 fn read_hex(text: &str) -> Option<u64> {
     let is_hex = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hex.then(|| u64::from_str_radix(text, 16).ok())?
 }
 
-/// Reads the 16 hexadecimal digits of a key.
+/// Reads the text of a key, as it is written and no other way.
 pub(super) fn read_key(text: &str) -> Option<Key> {
-    read_hex(text).and_then(|_| text.parse().ok())
+    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_of_form = match text.split_once('-') {
+        None => text.len() == 16 && is_digits(text),
+        Some((first, second)) => {
+            first.len() == 8 && second.len() == 8 && is_digits(first) && is_digits(second)
+        }
+    };
+    is_of_form.then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -192,7 +270,8 @@ mod tests {
     use rand::{RngExt as _, SeedableRng as _};
 
     use super::*;
-    use crate::name::Kind;
+    use crate::Scope;
+    use crate::name::{Kind, MAX_NAME_BYTES};
 
     const LIMIT: usize = 300;
 
@@ -227,11 +306,59 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_not_text_read_back_with_how_they_show() {
+        let long = "\u{1f980}".repeat(MAX_NAME_BYTES / 4 - 1);
+        let texts = Scope::<str>::new("s");
+        for name in [
+            Name::key(42),
+            Name::key(i64::MIN),
+            Name::key_pair(1, -2),
+            Name::autumn("nightly cleanup"),
+            Scope::<u64>::new("invoice").name(&42),
+            Scope::<str>::new("a/b:c").name("x:y"),
+            Scope::<[u8]>::new("blob").name(&[0, 255, b'\'']),
+            Scope::<[u8]>::new("blob").name(&[255; 1000]),
+            texts.name("two\nlines \"and\" \\ quotes"),
+            texts.name("0x00"),
+            texts.name(&long),
+        ] {
+            let written = write_name(&name);
+            assert!(written.bytes().all(|b| b.is_ascii_graphic() && b != b'\'' && b != b'\\'), "{written}");
+            let read = read_name(&written).expect(&written);
+            assert_eq!((&read, read.as_str()), (&name, name.as_str()));
+        }
+        let read = |text: &str| read_name(text).expect(text).to_string();
+        assert_eq!(read("!scope:seat:%00%01:12-3"), "seat/12-3");
+        assert_eq!(read("!scope:seat:%00%FF:%0Afree"), "seat/0x00ff", "not one line");
+        assert_eq!(read("!scope:seat:a:%E2%80%AEfree"), "seat/a", "written from right to left");
+    }
+
+    /// L-19: the longest names fit into a notification of PostgreSQL.
+    #[test]
+    fn the_longest_names_are_short_enough() {
+        let texts = Scope::<str>::new("s");
+        for name in [
+            Name::from("\u{e9}".repeat(MAX_NAME_BYTES / 2)),
+            Name::autumn(&"\u{e9}".repeat(MAX_NAME_BYTES / 2)),
+            texts.name(&"\u{1}".repeat(MAX_NAME_BYTES - 1)),
+            Scope::<[u8]>::new("s").name(&[255; MAX_NAME_BYTES - 1]),
+        ] {
+            assert_eq!(name.validate(), Ok(()));
+            let long = Standing { name, ..standing("", Role::Standby, Some(u64::MAX)) };
+            let text = write(&Message::Present(presence(vec![long.clone()])), 7_900).remove(0);
+            assert!(text.len() < 7_900, "{}", text.len());
+            let Some(Message::Present(read)) = read(&text) else { panic!("{text}") };
+            assert_eq!(read.standings, [long]);
+        }
+    }
+
+    #[test]
     fn messages_read_back_as_what_was_written() {
         let key = Key::of(Kind::Lease, "");
         assert!(key.get() < 0);
         for message in [
             Message::StepDown(key),
+            Message::StepDown(Key::of(Kind::Lease, Name::key_pair(-1, 2))),
             Message::RollCall(Call { number: u64::MAX, reply_to: String::new() }),
             Message::RollCall(Call { number: 0, reply_to: "a-0.sock".to_owned() }),
             Message::Present(presence(Vec::new())),
@@ -290,14 +417,47 @@ mod tests {
             "present",
             "present 0000000000000007",
             "roll-call 0000000000000007 \x1b",
+            "step-down 00000001-0000000",
+            "step-down 0000001-000000002",
+            "step-down 00000001-0000000+",
+            "step-down 00000001-00000002-",
         ]
         .map(str::to_owned)
         .into_iter()
         .chain(["2/1", "0/1", "1/0", "/", "1", "+1/1", "1/99999999999"].map(|part| good.replace("1/1", part)))
         .chain(
             [
-                "", "l", "l::", "q:::a", "l:::", "l:-1::a", "l::x:a", "l:::%", "l:::%4", "l:::%GG",
-                "l:::%FF", "l:::a/b",
+                "",
+                "l",
+                "l::",
+                "q:::a",
+                "l:::",
+                "l:-1::a",
+                "l::x:a",
+                "l:::%",
+                "l:::%4",
+                "l:::%GG",
+                "l:::%FF",
+                "l:::a/b",
+                "l:::!",
+                "l:::!key",
+                "l:::!key:",
+                "l:::!key:+1",
+                "l:::!key:01",
+                "l:::!x:1",
+                "l:::!key:9223372036854775808",
+                "l:::!pair:1",
+                "l:::!pair:1:",
+                "l:::!pair:1:2:3",
+                "l:::!pair:1818583411:1",
+                "l:::!autumn:",
+                "l:::!autumn:%FF",
+                "l:::!scope:a",
+                "l:::!scope:a:b",
+                "l:::!scope::b:",
+                "l:::!scope:a::",
+                "l:::!scope:%FF:b:",
+                "l:::!scope:a:b:%FF",
             ]
             .map(|standing| format!("{good} {standing}")),
         )

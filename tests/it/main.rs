@@ -28,6 +28,7 @@ mod health;
 mod leaving;
 mod locks;
 mod loss;
+mod names;
 mod observer;
 mod one_leader;
 #[cfg(all(unix, feature = "postgres"))]
@@ -52,6 +53,8 @@ mod postgres_session;
 mod postgres_settings;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_store;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres_xact;
 #[cfg(unix)]
 mod processes;
 mod rw_locks;

@@ -268,7 +268,13 @@ mod postgres {
         let pid = cluster.admin().holder(key.get());
         let observer = locker(&cluster, "postgres", quick("o")).observer();
         let elections = observer.leaders().await.unwrap();
-        assert_eq!(elections.len(), 1, "{elections:?}");
+        let pair = Key::of(Kind::Lease, Name::key_pair(1, 2));
+        assert_eq!(elections.iter().map(|it| it.key).collect::<Vec<_>>(), [key, pair], "and no marker");
+        assert!(
+            elections[1].to_string().starts_with("key (1, 2): tests does not answer"),
+            "{}",
+            elections[1]
+        );
         let leader = elections[0].leader.clone().unwrap();
         assert_eq!((elections[0].name.clone(), elections[0].key), (None, key));
         assert_eq!((leader.pid, leader.identity.as_deref(), leader.role), (pid, Some("tests"), None));

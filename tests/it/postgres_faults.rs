@@ -256,7 +256,7 @@ async fn lockers_that_find_no_room_wait_for_it() {
         // The longest pause between two attempts, as long as the attempts of all the others together.
         let options = quick(who).retry_interval(Duration::from_secs(1));
         let locker = Locker::postgres(target, options).unwrap();
-        Member::on(&locker, &format!("led by {who}"), who, &log)
+        Member::on(&locker, format!("led by {who}"), who, &log)
     };
     let mut members: Vec<_> = whos.iter().map(lead).collect();
     // Each has a name of its own, and so leads as soon as it has a session; one connection is for the second look.

@@ -56,7 +56,7 @@ async fn readers_and_writers_wake_each_other() {
         let (here, there) = (a.rw_lock("catalogue"), b.rw_lock("catalogue"));
         for _ in 0..5 {
             let readers = [here.read().await.unwrap(), here.read().await.unwrap()];
-            let writes = tokio::spawn({
+            let waiting = tokio::spawn({
                 let lock = there.clone();
                 async move { lock.write().await.unwrap() }
             });
@@ -67,7 +67,7 @@ async fn readers_and_writers_wake_each_other() {
             for reader in readers {
                 reader.release().await.unwrap();
             }
-            let writer = writes.await.unwrap();
+            let writer = waiting.await.unwrap();
             assert!(since.elapsed() < AT_ONCE, "the writer: {:?}", since.elapsed());
             let mut reads = JoinSet::new();
             for lock in [&here, &here, &there, &there] {

@@ -42,7 +42,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         KindArgument::Lock => Kind::Lock,
         KindArgument::Rwlock => Kind::RwLock,
     };
-    let key = Key::of(kind, name.as_str());
+    let key = Key::of(kind, &name);
     let holder = holder_sql(key);
     let text = if *json {
         let object = serde_json::json!({
@@ -58,13 +58,13 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The halves of a key of 64 bits are what the lock table shows.
+/// The halves of a key are what the lock table shows.
 fn holder_sql(key: Key) -> String {
-    let bits = key.get().cast_unsigned();
+    let (bits, space) = (key.get().cast_unsigned(), if key.pair().is_some() { 2 } else { 1 });
     format!(
         "SELECT a.pid, a.application_name, a.client_addr, a.backend_start, a.state_change\n\
          FROM pg_locks l JOIN pg_stat_activity a USING (pid)\n\
-         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1\n  \
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = {space}\n  \
          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())\n  \
          AND l.classid = {} AND l.objid = {};",
         bits >> 32,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use leasehold::{Election, Name, Observer, Participant, Role, Snapshot};
+use leasehold::{Election, Key, Name, Observer, Participant, Role, Snapshot};
 use serde_json::{Value, json};
 
 use crate::common::Common;
@@ -156,12 +156,12 @@ impl View {
     }
 
     /// A line for each name that is not as it was.
-    fn news(&self, before: &mut HashMap<i64, String>) -> String {
+    fn news(&self, before: &mut HashMap<Key, String>) -> String {
         let at = humantime::format_rfc3339_seconds(self.at);
         let mut news = Vec::new();
-        let mut gone: HashMap<i64, String> = std::mem::take(before);
+        let mut gone: HashMap<Key, String> = std::mem::take(before);
         for election in &self.elections {
-            let key = election.key.get();
+            let key = election.key;
             let line = plain(election);
             if gone.remove(&key).as_ref() != Some(&line) {
                 news.push(format!("{at} {line}\n"));
@@ -237,7 +237,10 @@ fn colour(election: &Election) -> &'static str {
 fn title(election: &Election) -> String {
     match &election.name {
         Some(name) => output::name(name),
-        None => format!("key:{}", election.key.get()),
+        None => match election.key.pair() {
+            Some((first, second)) => format!("key:{first},{second}"),
+            None => format!("key:{}", election.key.get()),
+        },
     }
 }
 

@@ -52,7 +52,7 @@ async fn ask(observer: &Observer, name: &Name) -> anyhow::Result<ExitCode> {
         None => Ok(nobody_leads(name)),
         Some(leader) if leader.answers_step_down == Some(false) => Ok(refused(&leader)),
         Some(leader) => {
-            observer.step_down(name.as_str()).await?;
+            observer.step_down(name).await?;
             if leader.role.is_none() {
                 output::complain(format_args!(
                     "{} does not answer: it may not have heard",
@@ -66,7 +66,7 @@ async fn ask(observer: &Observer, name: &Name) -> anyhow::Result<ExitCode> {
 }
 
 async fn wait(observer: &Observer, name: &Name, timeout: Option<Duration>) -> anyhow::Result<ExitCode> {
-    let handover = observer.hand_over(name.as_str());
+    let handover = observer.hand_over(name);
     let handover = if let Some(limit) = timeout {
         let Ok(handover) = tokio::time::timeout(limit, handover).await else {
             let limit = humantime::format_duration(limit);

@@ -10,7 +10,7 @@ use super::directory::{self, Directory};
 use super::tokens;
 use crate::error::LossCause;
 use crate::name::{Key, Name};
-use crate::store::{Answer, Ask, Freed, Minted, Mode, Return};
+use crate::store::{Answer, Ask, Freed, Minted, Mode, Return, text};
 
 /// How often a lock file that is replaced under our hands is opened again. Nobody does that in a loop.
 const REPLACEMENTS: usize = 8;
@@ -183,7 +183,7 @@ impl Locks {
         let holders = read_lock_table(&table);
         let held = |entry: fs::DirEntry| {
             let name = entry.file_name();
-            let key = name.to_str()?.strip_suffix(".lock").filter(|key| key.len() == 16)?.parse().ok()?;
+            let key = text::read_key(name.to_str()?.strip_suffix(".lock")?)?;
             Some((key, *holders.get(&shown(&entry.metadata().ok()?))?))
         };
         entries.flatten().filter_map(held).collect()

@@ -18,8 +18,8 @@ use crate::store::{Call, Event, Freed, Holder, Message, Presence, Seen, text};
 /// What was given back, in order or not.
 const WORDS: [(&str, bool); 2] = [("freed", true), ("returned", false)];
 
-/// A datagram stays below 1,000 bytes: the word, and for each key a blank and 16 digits.
-const KEYS_PER_DATAGRAM: usize = 58;
+/// A datagram stays below 1,000 bytes: the word, and for each key a blank and 17 characters at most.
+const KEYS_PER_DATAGRAM: usize = 55;
 /// Large where that is allowed: a queue holds few datagrams (`net.unix.max_dgram_qlen` is 10 on many systems), and an
 /// answer to a roll call may have many names. Elsewhere 2048 bytes is the most (`net.local.dgram.maxdgram`).
 const MESSAGE_BYTES: usize =
@@ -379,7 +379,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (sender, _) = open(dir.path(), "sender").unwrap();
         let (_receiver, inbox) = open(dir.path(), "receiver").unwrap();
-        let key = |i: u32| Key::of(Kind::Lease, &i.to_string());
+        let key = |i: u32| Key::of(Kind::Lease, crate::Name::key_pair(1, i.cast_signed()));
         let freed: Vec<_> = (0..150).map(|i| Freed { key: key(i), is_clean: i < 100 }).collect();
         sender.freed(&freed);
 

@@ -16,7 +16,7 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use super::affinity::{self, Affinity};
 use super::{Config, link::Link, refusal, statements};
 use crate::error::ConnectError;
-use crate::name::{Key, Kind};
+use crate::name::{Key, Kind, MARKERS};
 use crate::store::Mode;
 
 /// Who answers a connection. The process id alone could be that of another server behind the same address.
@@ -37,33 +37,21 @@ pub(super) struct Look {
 /// One row of the lock table.
 #[derive(Debug)]
 pub(super) struct Lock {
-    pub(super) key: i64,
-    /// 1 for a key of 64 bits; 2 for a pair of 32 bits, which is never ours.
-    subid: i32,
+    pub(super) key: Key,
     is_shared: bool,
 }
 
 impl Lock {
-    pub(super) fn is_of_64_bits(&self) -> bool {
-        self.subid == 1
-    }
-
     pub(super) fn is_marker(&self, marker: i32) -> bool {
-        self.subid == 2 && self.key == statements::marker_key(marker)
+        self.key == statements::marker_key(marker)
     }
 
     fn is_marker_of_another(&self, marker: i32) -> bool {
-        let class = |key: i64| key >> 32;
-        self.subid == 2 && !self.is_marker(marker) && class(self.key) == class(statements::marker_key(marker))
+        !self.is_marker(marker) && self.key.pair().is_some_and(|(class, _)| class == MARKERS)
     }
 
-    pub(super) fn is_for(&self, key: i64, mode: Mode) -> bool {
-        self.is_of_64_bits() && self.key == key && self.is_shared == (mode == Mode::Read)
-    }
-
-    /// It tells of one who waits to write what that number stands for: [`statements::intent_key`].
-    pub(super) fn is_intent(&self, key: i64) -> bool {
-        self.subid == 2 && self.key == key && !self.is_shared
+    pub(super) fn is_in(&self, mode: Mode) -> bool {
+        self.is_shared == (mode == Mode::Read)
     }
 }
 
@@ -83,9 +71,12 @@ impl Look {
         let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let mut locks = Vec::new();
         for row in rows {
-            if let Some(key) = row.try_get(3)? {
+            if let Some(halves) = row.try_get(3)? {
                 let mode: String = row.try_get(5)?;
-                locks.push(Lock { key, subid: row.try_get(4)?, is_shared: mode == "ShareLock" });
+                let unknown =
+                    || sqlx::Error::Protocol("an advisory lock of a kind that nobody knows".to_owned());
+                let key = Key::shown(halves, row.try_get(4)?).ok_or_else(unknown)?;
+                locks.push(Lock { key, is_shared: mode == "ShareLock" });
             }
         }
         Ok(Self { backend: Backend::read(first)?, is_in_recovery: first.try_get(2)?, locks })
@@ -136,7 +127,7 @@ pub(super) async fn stays(
 
 /// Takes a lock for a moment: whether the server's locks are real.
 pub(super) async fn try_a_lock(link: &mut Link, config: &Config) -> Result<(), ConnectError> {
-    let probe = Key::of(Kind::Lock, &format!("probe of {} {:016x}", config.identity, random()));
+    let probe = Key::of(Kind::Lock, format!("probe of {} {:016x}", config.identity, random()));
     let rows = link.fetch(statements::probe(probe)).await.map_err(refusal::of_statement)?;
     let counted: Result<Vec<i64>, _> = rows.iter().map(|row| row.try_get(0)).collect();
     let counted = counted.map_err(refusal::of_statement)?;

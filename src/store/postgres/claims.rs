@@ -153,19 +153,18 @@ impl Claims {
     ///
     /// Somebody else runs statements on it, or an earlier one is carried out twice.
     pub(super) fn compare<'a>(&mut self, locks: impl Iterator<Item = &'a Lock>) -> Result<Vec<Key>, Foreign> {
-        let held: HashMap<i64, Held> = self.all_held().map(|held| (held.key.get(), held)).collect();
-        let waiting: HashMap<i64, Key> =
-            self.all_waited_for().map(|key| (key.waiting().get(), key)).collect();
-        let intents: HashMap<i64, Key> =
-            self.all_intents().map(|key| (statements::intent_key(key), key)).collect();
+        let waiting: HashMap<Key, Key> = self.all_waited_for().map(|key| (key.waiting(), key)).collect();
+        let intents: HashMap<Key, Key> =
+            self.all_intents().map(|key| (statements::intent(key), key)).collect();
         let mut missing: HashSet<Key> = self.held.keys().copied().collect();
         let (mut unregistered, mut no_intents) = (self.waiting.clone(), self.intents.clone());
         for lock in locks {
-            if let Some(held) = held.get(&lock.key).filter(|held| lock.is_for(lock.key, held.mode)) {
-                missing.remove(&held.key);
-            } else if let Some(key) = waiting.get(&lock.key).filter(|_| lock.is_for(lock.key, Mode::Read)) {
+            let held = self.held.get(&lock.key).and_then(|grants| grants.first());
+            if held.is_some_and(|held| lock.is_in(held.mode)) {
+                missing.remove(&lock.key);
+            } else if let Some(key) = waiting.get(&lock.key).filter(|_| lock.is_in(Mode::Read)) {
                 unregistered.remove(key);
-            } else if let Some(key) = intents.get(&lock.key).filter(|_| lock.is_intent(lock.key)) {
+            } else if let Some(key) = intents.get(&lock.key).filter(|_| lock.is_in(Mode::Write)) {
                 no_intents.remove(key);
             } else {
                 return Err(Foreign);

@@ -148,7 +148,7 @@ impl PgSession {
         let mut answers = Vec::with_capacity(takes.len());
         let mut unwanted: Vec<Release> = releases.iter().map(Release::of).collect();
         for (asking, take) in takes {
-            let is_taken = own.has(take.key.get());
+            let is_taken = own.has(take.key);
             if is_taken && code != OUT_OF_LOCK_MEMORY {
                 // Also one who joins other readers: with them nobody writes.
                 answers.extend(asking.iter().map(|n| (*n, Answer::Granted(self.claims.grant(take)))));
@@ -156,7 +156,7 @@ impl PgSession {
             }
             let why = refusal::of_ask(code, reason);
             answers.extend(asking.iter().map(|n| (*n, Answer::Failed(why.clone()))));
-            if !own.has(take.key.waiting().get()) {
+            if !own.has(take.key.waiting()) {
                 self.claims.withdraw(take.key);
             }
             if is_taken && !take.joins {
@@ -183,12 +183,10 @@ impl PgSession {
         for attempt in 0..ATTEMPTS {
             let mut work = Work::default();
             work.releases.extend(
-                unwanted
-                    .iter()
-                    .map(|release| Release { is_unlocked: !own.has(release.key.get()), ..*release }),
+                unwanted.iter().map(|release| Release { is_unlocked: !own.has(release.key), ..*release }),
             );
-            work.withdrawals.extend(no_longer_waited_for.iter().filter(|key| own.has(key.waiting().get())));
-            work.intents.extend(no_longer_intended.iter().filter(|key| own.has_intent(**key)));
+            work.withdrawals.extend(no_longer_waited_for.iter().filter(|key| own.has(key.waiting())));
+            work.intents.extend(no_longer_intended.iter().filter(|key| own.has(statements::intent(**key))));
             let is_first = attempt == 0;
             // An announcement needs memory and a commit, which may be just what the server lacks: without, then.
             let is_done = work.withdrawals.is_empty()
@@ -218,12 +216,8 @@ struct Undone<'a> {
 }
 
 impl Look {
-    fn has(&self, key: i64) -> bool {
-        self.locks.iter().any(|lock| lock.is_of_64_bits() && lock.key == key)
-    }
-
-    fn has_intent(&self, key: Key) -> bool {
-        self.locks.iter().any(|lock| lock.is_intent(statements::intent_key(key)))
+    fn has(&self, key: Key) -> bool {
+        self.locks.iter().any(|lock| lock.key == key)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use crate::name::Key;
+use crate::name::{INTENTS, Key, MARKERS};
 use crate::store::{Freed, Holder, Message, Mode, Seen, text};
 
 /// Where releases and messages are announced.
@@ -26,9 +26,6 @@ const PAYLOAD_BYTES: usize = 7_900;
 /// What stands before a key that was given back, but not in order.
 const RETURNED: &str = "returned ";
 
-/// The first half of every marker, so that it can be told from what a name stands for: "leas" in ASCII.
-const MARKERS: i32 = 0x6c65_6173;
-
 /// Takes the marker of a session, a lock that no other session has: two that share a server process see each other by it.
 pub(super) fn mark(marker: i32) -> String {
     format!("SELECT pg_catalog.pg_try_advisory_lock({MARKERS}, {marker})")
@@ -38,23 +35,14 @@ pub(super) fn unmark(marker: i32) -> String {
     format!("SELECT pg_catalog.pg_advisory_unlock({MARKERS}, {marker})")
 }
 
-/// The two halves as the lock table shows them, in one number.
-pub(super) const fn marker_key(marker: i32) -> i64 {
-    ((MARKERS as i64) << 32) | marker.cast_unsigned() as i64
+pub(super) const fn marker_key(marker: i32) -> Key {
+    Key::of_pair(MARKERS, marker)
 }
 
-/// The first half of what whoever waits to write a key locks, and readers look at: "leaw" in ASCII. The second half is a
-/// part of the key's hash: where two keys share it, readers of the one are kept out as well while somebody waits to write
-/// the other.
-const INTENTS: i32 = 0x6c65_6177;
-
-fn intent(key: Key) -> i32 {
-    (key.waiting().get() >> 32) as i32
-}
-
-/// The two halves as the lock table shows them, in one number.
-pub(super) fn intent_key(key: Key) -> i64 {
-    (i64::from(INTENTS) << 32) | i64::from(intent(key).cast_unsigned())
+/// What whoever waits to write a key locks.
+pub(super) fn intent(key: Key) -> Key {
+    let hash = key.waiting().get() >> 32;
+    Key::of_pair(INTENTS, i32::try_from(hash).unwrap_or_default())
 }
 
 /// How the name of a session begins, before the identity.
@@ -115,11 +103,11 @@ impl Work {
     /// `announce`: tell those who wait for what is released.
     pub(super) fn sql(&self, announce: bool) -> String {
         let mut sql = "SELECT 'p', pg_catalog.pg_backend_pid(), '';".to_owned();
-        if !self.releases.is_empty() {
-            sql += &self.release(announce);
+        for space in Space::ALL {
+            sql += &self.release(space, announce);
         }
         if !self.withdrawals.is_empty() {
-            let values = values(&self.withdrawals, |key| literal(key.waiting()));
+            let values = values(self.withdrawals.iter().enumerate(), |key| literal(key.waiting()));
             sql += "SELECT 'w', v.n, pg_catalog.pg_advisory_unlock_shared(v.w)::text FROM (VALUES ";
             sql += &values;
             sql += ") v(n, w);";
@@ -127,13 +115,9 @@ impl Work {
         if !self.intents.is_empty() {
             sql += &self.give_way(announce);
         }
-        let (exclusive, others): (Vec<_>, Vec<_>) =
-            self.asks.iter().enumerate().partition(|(_, take)| take.mode == Mode::Exclusive);
-        if !exclusive.is_empty() {
-            sql += &ask(&exclusive);
-        }
-        if !others.is_empty() {
-            sql += &ask_to_read_or_write(&others);
+        for space in Space::ALL {
+            sql += &self.ask(space);
+            sql += &self.ask_to_read_or_write(space);
         }
         sql
     }
@@ -141,8 +125,9 @@ impl Work {
     /// Unlocks, and then announces only where somebody waits: a notification that nobody waits for still takes a
     /// transaction id, wakes every listening session and serialises commits. Who waits holds the waiting key shared, so
     /// a try to have it alone, until the commit, is refused. The key is free before, and the notification leaves after.
-    fn release(&self, announce: bool) -> String {
-        let values = values(&self.releases, |release| {
+    fn release(&self, space: Space, announce: bool) -> String {
+        let of_space = self.releases.iter().enumerate().filter(|(_, it)| Space::of(it.key) == space);
+        let values = values(of_space, |release| {
             let mode = match (release.is_unlocked, release.mode) {
                 (true, _) => 0,
                 (false, Mode::Exclusive | Mode::Write) => 1,
@@ -151,24 +136,89 @@ impl Work {
             let (key, word) = (release.key, if release.is_clean { "" } else { RETURNED });
             format!("{mode},{},{},'{word}{key}'", literal(key), literal(key.waiting()))
         });
-        let announcement = announcement(announce);
+        if values.is_empty() {
+            return String::new();
+        }
+        let (key, columns, announcement) = (space.arguments(), space.columns(), announcement(announce));
         format!(
             "SELECT 'r', v.n, CASE WHEN NOT CASE v.m WHEN 0 THEN true \
-             WHEN 1 THEN pg_catalog.pg_advisory_unlock(v.k) ELSE pg_catalog.pg_advisory_unlock_shared(v.k) END \
-             THEN 'gone' {announcement}ELSE 'free' END FROM (VALUES {values}) v(n, m, k, w, h);"
+             WHEN 1 THEN pg_catalog.pg_advisory_unlock({key}) ELSE pg_catalog.pg_advisory_unlock_shared({key}) END \
+             THEN 'gone' {announcement}ELSE 'free' END FROM (VALUES {values}) v(n, m, {columns}, w, h);"
         )
     }
 
     /// Readers that were kept out are told, as of a release.
     fn give_way(&self, announce: bool) -> String {
-        let values = values(&self.intents, |&key| {
-            format!("{},{},'{RETURNED}{key}'", intent(key), literal(key.waiting()))
+        let values = values(self.intents.iter().enumerate(), |&key| {
+            format!("{},{},'{RETURNED}{key}'", literal(intent(key)), literal(key.waiting()))
         });
         let announcement = announcement(announce);
         format!(
-            "SELECT 'i', v.n, CASE WHEN NOT pg_catalog.pg_advisory_unlock({INTENTS}, v.i) THEN 'gone' \
-             {announcement}ELSE 'free' END FROM (VALUES {values}) v(n, i, w, h);"
+            "SELECT 'i', v.n, CASE WHEN NOT pg_catalog.pg_advisory_unlock(v.i1, v.i2) THEN 'gone' \
+             {announcement}ELSE 'free' END FROM (VALUES {values}) v(n, i1, i2, w, h);"
         )
+    }
+
+    /// The waiting key first, then the key, both by try: whoever releases in between finds us waiting, and nobody waits
+    /// in the server. The waiting key is refused only while somebody announces a release of this very key; then the ask
+    /// goes on without, and the driver asks once more. Whoever is granted the key waits no more.
+    fn ask(&self, space: Space) -> String {
+        let asks = self.asks_in(space).filter(|(_, it)| it.mode == Mode::Exclusive);
+        let values = values(asks, |take| {
+            format!("{},{},{}", take.waits(), literal(take.key), literal(take.key.waiting()))
+        });
+        if values.is_empty() {
+            return String::new();
+        }
+        let (key, columns) = (space.arguments(), space.columns());
+        let grab = format!("pg_catalog.pg_try_advisory_lock({key})");
+        format!(
+            "SELECT 'a', v.n, CASE WHEN {WAITS} \
+             THEN CASE WHEN {grab} THEN {GRANTED_TO_WAITING} ELSE 'waiting' END \
+             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, x, {columns}, w);"
+        )
+    }
+
+    /// As [`ask`](Self::ask). A reader first looks whether anybody waits to write. Whoever has to wait to write shows it;
+    /// where only a reader's look is in the way of that, which is over when its statement is, the driver asks once more.
+    fn ask_to_read_or_write(&self, space: Space) -> String {
+        let asks = self.asks_in(space).filter(|(_, it)| it.mode != Mode::Exclusive);
+        let values = values(asks, |take| {
+            let how = match (take.mode, take.joins, take.intends) {
+                (Mode::Read, false, _) => 0,
+                (Mode::Read, true, _) => 1,
+                (_, _, false) => 2,
+                (_, _, true) => 3,
+            };
+            let (waits, key, waiting) = (take.waits(), literal(take.key), literal(take.key.waiting()));
+            format!("{how},{waits},{key},{waiting},{}", literal(intent(take.key)))
+        });
+        if values.is_empty() {
+            return String::new();
+        }
+        let (key, columns) = (space.arguments(), space.columns());
+        let may_read = "pg_catalog.pg_try_advisory_xact_lock_shared(v.i1, v.i2)";
+        let grab = format!(
+            "CASE WHEN v.m > 1 THEN pg_catalog.pg_try_advisory_lock({key}) WHEN NOT {may_read} THEN false \
+             WHEN v.m = 1 THEN true ELSE pg_catalog.pg_try_advisory_lock_shared({key}) END"
+        );
+        let refused = format!(
+            "CASE WHEN v.m <> 2 THEN 'waiting' WHEN pg_catalog.pg_try_advisory_lock(v.i1, v.i2) THEN 'intends' \
+             WHEN {may_read} THEN 'again' ELSE 'waiting' END"
+        );
+        let granted = format!(
+            "CASE WHEN v.m <> 3 THEN {GRANTED_TO_WAITING} \
+             WHEN pg_catalog.pg_advisory_unlock(v.i1, v.i2) THEN {GRANTED_TO_WAITING} ELSE {GRANTED_TO_WAITING} END"
+        );
+        format!(
+            "SELECT 'a', v.n, CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {granted} ELSE {refused} END \
+             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END \
+             FROM (VALUES {values}) v(n, m, x, {columns}, w, i1, i2);"
+        )
+    }
+
+    fn asks_in(&self, space: Space) -> impl Iterator<Item = (usize, &Take)> {
+        self.asks.iter().enumerate().filter(move |(_, it)| Space::of(it.key) == space)
     }
 }
 
@@ -190,7 +240,7 @@ const GRANTED_TO_WAITING: &str =
     "CASE WHEN pg_catalog.pg_advisory_unlock_shared(v.w) THEN 'granted' ELSE 'granted anyway' END";
 
 impl Take {
-    fn waits(&self) -> u8 {
+    const fn waits(&self) -> u8 {
         match self.waiting {
             Waiting::No => 0,
             Waiting::Register => 1,
@@ -199,51 +249,41 @@ impl Take {
     }
 }
 
-/// The waiting key first, then the key, both by try: whoever releases in between finds us waiting, and nobody waits in the
-/// server. The waiting key is refused only while somebody announces a release of this very key; then the ask goes on
-/// without, and the driver asks once more. Whoever is granted the key waits no more.
-fn ask(takes: &[(usize, &Take)]) -> String {
-    let values = numbered(takes, |take| {
-        format!("{},{},{}", take.waits(), literal(take.key), literal(take.key.waiting()))
-    });
-    let grab = "pg_catalog.pg_try_advisory_lock(v.k)";
-    format!(
-        "SELECT 'a', v.n, CASE WHEN {WAITS} \
-         THEN CASE WHEN {grab} THEN {GRANTED_TO_WAITING} ELSE 'waiting' END \
-         ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, x, k, w);"
-    )
+/// The two lock spaces of the server, each with functions of its own: a statement for each that there is something of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Space {
+    Whole,
+    Pairs,
 }
 
-/// As [`ask`]. A reader first looks whether anybody waits to write. Whoever has to wait to write shows it; where only a
-/// reader's look is in the way of that, which is over when its statement is, the driver asks once more.
-fn ask_to_read_or_write(takes: &[(usize, &Take)]) -> String {
-    let values = numbered(takes, |take| {
-        let how = match (take.mode, take.joins, take.intends) {
-            (Mode::Read, false, _) => 0,
-            (Mode::Read, true, _) => 1,
-            (_, _, false) => 2,
-            (_, _, true) => 3,
-        };
-        let (waits, key, waiting) = (take.waits(), literal(take.key), literal(take.key.waiting()));
-        format!("{how},{waits},{key},{waiting},{}", intent(take.key))
-    });
-    let may_read = format!("pg_catalog.pg_try_advisory_xact_lock_shared({INTENTS}, v.i)");
-    let grab = format!(
-        "CASE WHEN v.m > 1 THEN pg_catalog.pg_try_advisory_lock(v.k) WHEN NOT {may_read} THEN false \
-         WHEN v.m = 1 THEN true ELSE pg_catalog.pg_try_advisory_lock_shared(v.k) END"
-    );
-    let refused = format!(
-        "CASE WHEN v.m <> 2 THEN 'waiting' WHEN pg_catalog.pg_try_advisory_lock({INTENTS}, v.i) THEN 'intends' \
-         WHEN {may_read} THEN 'again' ELSE 'waiting' END"
-    );
-    let granted = format!(
-        "CASE WHEN v.m <> 3 THEN {GRANTED_TO_WAITING} \
-         WHEN pg_catalog.pg_advisory_unlock({INTENTS}, v.i) THEN {GRANTED_TO_WAITING} ELSE {GRANTED_TO_WAITING} END"
-    );
-    format!(
-        "SELECT 'a', v.n, CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {granted} ELSE {refused} END \
-         ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, m, x, k, w, i);"
-    )
+impl Space {
+    const ALL: [Self; 2] = [Self::Whole, Self::Pairs];
+
+    const fn of(key: Key) -> Self {
+        if key.pair().is_some() { Self::Pairs } else { Self::Whole }
+    }
+
+    /// What the lock table calls it.
+    const fn number(self) -> i32 {
+        match self {
+            Self::Whole => 1,
+            Self::Pairs => 2,
+        }
+    }
+
+    const fn columns(self) -> &'static str {
+        match self {
+            Self::Whole => "k",
+            Self::Pairs => "k1, k2",
+        }
+    }
+
+    const fn arguments(self) -> &'static str {
+        match self {
+            Self::Whole => "v.k",
+            Self::Pairs => "v.k1, v.k2",
+        }
+    }
 }
 
 /// The rows that a [`Work`] gives, in its order.
@@ -256,44 +296,47 @@ pub(super) struct Outcomes {
 
 impl Outcomes {
     pub(super) fn read(rows: &[PgRow], work: &Work) -> Result<Self, String> {
-        let mut outcomes = Self { pid: None, releases: Vec::new(), asks: Vec::new() };
-        let mut asks = vec![None; work.asks.len()];
+        let mut pid = None;
+        let (mut releases, mut asks) = (vec![None; work.releases.len()], vec![None; work.asks.len()]);
         let mut others = 0;
         for row in rows {
             let cell = |column: usize| row.try_get::<String, _>(column).map_err(|error| error.to_string());
             let part = cell(0)?;
             let number: i32 = row.try_get(1).map_err(|error| error.to_string())?;
-            match part.as_str() {
-                "p" => outcomes.pid = Some(number),
-                "r" => {
-                    if usize::try_from(number) != Ok(outcomes.releases.len()) {
-                        return Err("the rows of an answer came out of order".to_owned());
-                    }
-                    outcomes.releases.push(cell(2)?);
+            let items = match part.as_str() {
+                "p" => {
+                    pid = Some(number);
+                    continue;
                 }
-                "a" => {
-                    let ask = usize::try_from(number).ok().and_then(|n| asks.get_mut(n));
-                    *ask.ok_or("an answer has a row that was not asked for")? = Some(cell(2)?);
+                "r" => &mut releases,
+                "a" => &mut asks,
+                _ => {
+                    others += 1;
+                    continue;
                 }
-                _ => others += 1,
+            };
+            match usize::try_from(number).ok().and_then(|n| items.get_mut(n)) {
+                Some(item @ None) => *item = Some(cell(2)?),
+                _ => return Err(NOT_THE_ROWS.to_owned()),
             }
         }
-        outcomes.asks.extend(asks.into_iter().flatten());
-        let found = (outcomes.releases.len(), others, outcomes.asks.len());
-        if found == (work.releases.len(), work.withdrawals.len() + work.intents.len(), work.asks.len()) {
-            Ok(outcomes)
+        let all =
+            |items: Vec<Option<String>>| items.into_iter().collect::<Option<Vec<_>>>().ok_or(NOT_THE_ROWS);
+        if others == work.withdrawals.len() + work.intents.len() {
+            Ok(Self { pid, releases: all(releases)?, asks: all(asks)? })
         } else {
-            Err("an answer has not the rows that were asked for".to_owned())
+            Err(NOT_THE_ROWS.to_owned())
         }
     }
 }
 
-fn values<T>(items: &[T], columns: impl Fn(&T) -> String) -> String {
-    let items: Vec<_> = items.iter().enumerate().collect();
-    numbered(&items, columns)
-}
+const NOT_THE_ROWS: &str = "an answer has not the rows that were asked for";
 
-fn numbered<T>(items: &[(usize, &T)], columns: impl Fn(&T) -> String) -> String {
+/// Rows of VALUES, each with its number before it.
+fn values<'a, T: 'a>(
+    items: impl IntoIterator<Item = (usize, &'a T)>,
+    columns: impl Fn(&T) -> String,
+) -> String {
     let mut text = String::new();
     for (n, item) in items {
         let comma = if text.is_empty() { "" } else { "," };
@@ -304,7 +347,15 @@ fn numbered<T>(items: &[(usize, &T)], columns: impl Fn(&T) -> String) -> String 
 
 /// In quotes: the smallest number is no literal of SQL without them.
 fn literal(key: Key) -> String {
-    format!("'{}'::int8", key.get())
+    match key.pair() {
+        None => format!("'{}'::int8", key.get()),
+        Some((first, second)) => format!("'{first}'::int4,'{second}'::int4"),
+    }
+}
+
+/// A key as the lock table shows it: the two halves in one number, and the space.
+fn shown(key: Key) -> String {
+    format!("'{}'::int8,{}", key.get(), Space::of(key).number())
 }
 
 /// Who answers, and every advisory lock of this session: a row for each, or one row of nulls.
@@ -320,19 +371,22 @@ const WHENCE: &str = "CASE WHEN a.client_port < 0 THEN 'a Unix socket' ELSE \
      (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.backend_start) * 1000)::int8, \
      (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.state_change) * 1000)::int8";
 
-/// Locks `l` of 64-bit keys in this database.
-const OURS: &str = "l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND \
+/// Advisory locks `l` in this database, the markers of sessions too. A key is [`HALVES`] and `objsubid`.
+const OURS: &str = "l.locktype = 'advisory' AND l.granted AND \
      l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())";
+
+/// The two halves of the key of a lock `l`.
+const HALVES: &str = "((l.classid::int8 << 32) | l.objid::int8)";
 
 /// Who holds these keys: a row for each that is held, with its number. What the server does not show to this user, such
 /// as where others come from, is null.
 pub(super) fn holders(keys: &[Key]) -> String {
     format!(
         "SELECT v.n::int8, l.pid, a.application_name, {WHENCE} \
-         FROM (VALUES {}) v(n, k) JOIN pg_catalog.pg_locks l ON {OURS} AND \
-         l.mode = 'ExclusiveLock' AND ((l.classid::int8 << 32) | l.objid::int8) = v.k \
+         FROM (VALUES {}) v(n, k, s) JOIN pg_catalog.pg_locks l ON {OURS} AND \
+         l.mode = 'ExclusiveLock' AND {HALVES} = v.k AND l.objsubid = v.s \
          LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid",
-        values(keys, |key| literal(*key))
+        values(keys.iter().enumerate(), |key| shown(*key))
     )
 }
 
@@ -340,9 +394,10 @@ pub(super) fn holders(keys: &[Key]) -> String {
 /// name of a session shows to everybody; where it comes from and since when may not.
 pub(super) fn survey() -> String {
     format!(
-        "WITH l AS MATERIALIZED (SELECT l.pid, (l.classid::int8 << 32) | l.objid::int8 AS k, \
-         l.mode = 'ExclusiveLock' AS x FROM pg_catalog.pg_locks l WHERE {OURS}) \
-         SELECT 0::int8, p.pid, a.application_name, {WHENCE}, l.k, l.x FROM (SELECT pid FROM l UNION \
+        "WITH l AS MATERIALIZED (SELECT l.pid, {HALVES} AS k, \
+         l.mode = 'ExclusiveLock' AS x, l.objsubid::int4 AS s FROM pg_catalog.pg_locks l WHERE {OURS} AND \
+         NOT (l.objsubid = 2 AND l.classid IN ({MARKERS}, {INTENTS}))) \
+         SELECT 0::int8, p.pid, a.application_name, {WHENCE}, l.k, l.x, l.s FROM (SELECT pid FROM l UNION \
          SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND \
          pg_catalog.starts_with(application_name, '{APPLICATION}')) p \
          LEFT JOIN l ON l.pid = p.pid LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = p.pid ORDER BY p.pid"
@@ -363,10 +418,12 @@ pub(super) fn read_survey(rows: &[PgRow]) -> Result<Vec<Seen>, sqlx::Error> {
                 ..Seen::default()
             });
         }
-        if let (Some(seen), Some(key)) = (all.last_mut(), row.try_get(6)?) {
+        let key = row.try_get::<Option<i64>, _>(6)?.zip(row.try_get::<Option<i32>, _>(8)?);
+        let key = key.and_then(|(halves, space)| Key::shown(halves, space));
+        if let (Some(seen), Some(key)) = (all.last_mut(), key) {
             let is_exclusive: Option<bool> = row.try_get(7)?;
             let keys = if is_exclusive == Some(true) { &mut seen.holds } else { &mut seen.shares };
-            keys.push(Key::shown(key));
+            keys.push(key);
         }
     }
     Ok(all)
@@ -404,12 +461,12 @@ pub(super) fn mint(key: Key) -> String {
     format!(
         "SELECT pg_catalog.pg_backend_pid(), CASE WHEN NOT EXISTS (SELECT 1 FROM pg_catalog.pg_locks l WHERE {OURS} AND \
          l.pid = pg_catalog.pg_backend_pid() AND l.mode = 'ExclusiveLock' AND \
-         ((l.classid::int8 << 32) | l.objid::int8) = {}) THEN NULL \
+         ({HALVES}, l.objsubid::int4) = ({})) THEN NULL \
          WHEN pg_catalog.current_setting('synchronous_commit') = 'off' AND \
          pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN NULL \
          WHEN pg_catalog.pg_logical_emit_message(true, 'leasehold', '{key}') IS NULL THEN NULL \
          ELSE pg_catalog.pg_current_xact_id()::text::int8 END",
-        literal(key)
+        shown(key)
     )
 }
 
@@ -443,6 +500,20 @@ pub(super) fn probe(key: Key) -> String {
         + &step("pg_advisory_unlock", key)
         + &step("pg_try_advisory_lock_shared", key)
         + &step("pg_advisory_unlock_shared", key)
+}
+
+/// Takes a key for the rest of the transaction, by try, and says how that went.
+///
+/// Outside of a transaction block a message is a transaction of its own, whose time is that of its only statement to the
+/// microsecond: the server takes over the one for the other. Inside, the time of the transaction is that of its first
+/// message, whatever the clock was set to in between.
+pub(crate) fn try_xact_lock(key: Key) -> String {
+    format!(
+        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'replica' \
+         WHEN pg_catalog.statement_timestamp() = pg_catalog.transaction_timestamp() THEN 'no transaction' \
+         WHEN pg_catalog.pg_try_advisory_xact_lock({}) THEN 'granted' ELSE 'busy' END",
+        literal(key)
+    )
 }
 
 /// What the server, the database and the role bring along: name, value, unit, and where it comes from.
@@ -500,7 +571,7 @@ pub(super) fn publish(message: &Message) -> String {
         Message::Present(_) => (String::new(), ANSWERS),
     };
     let payloads = text::write(message, PAYLOAD_BYTES);
-    let values = values(&payloads, |payload| format!("'{payload}'"));
+    let values = values(payloads.iter().enumerate(), |payload| format!("'{payload}'"));
     format!("{before}SELECT pg_catalog.pg_notify('{channel}', v.p) FROM (VALUES {values}) v(n, p)")
 }
 
@@ -537,6 +608,35 @@ mod tests {
         assert_eq!(read_payload(&format!("returned {key}")), returned);
         for foreign in ["", "+000000000000001", "step-down", "step-down x", "hello", "0000000000000001 "] {
             assert_eq!(read_payload(foreign), None, "{foreign:?}");
+        }
+    }
+
+    /// L-19
+    #[test]
+    fn payloads_about_pairs_are_read_back() {
+        let key = Key::of(Kind::Lease, crate::Name::key_pair(-1, 2));
+        for (payload, is_clean) in [(key.to_string(), true), (format!("returned {key}"), false)] {
+            assert_eq!(read_payload(&payload), Some(Announced::Freed(Freed { key, is_clean })));
+        }
+    }
+
+    /// L-19: keys of 64 bits are one statement as ever, and pairs cost one more only where there are any.
+    #[test]
+    fn keys_of_each_space_have_a_statement_of_their_own() {
+        let take = |name: crate::Name| {
+            let key = Key::of(Kind::Lease, name);
+            Take { key, mode: Mode::Exclusive, waiting: Waiting::No, joins: false, intends: false }
+        };
+        let (whole, pair) = (|| take(crate::Name::key(7)), || take(crate::Name::key_pair(-1, 2)));
+        let sql = |asks| Work { asks, ..Work::default() }.sql(true);
+        let statements = |sql: &str| sql.matches("SELECT 'a'").count();
+        assert_eq!(statements(&sql(vec![whole(), whole()])), 1);
+        assert!(!sql(vec![whole()]).contains("k1"));
+        assert_eq!(statements(&sql(vec![pair()])), 1);
+        let both = sql(vec![pair(), whole(), pair()]);
+        assert_eq!(statements(&both), 2);
+        for part in ["(1,0,'7'::int8,", "(0,0,'-1'::int4,'2'::int4,", ",(2,0,'-1'::int4,"] {
+            assert!(both.contains(part), "{both}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use leasehold::{CancellationToken, Lease, Locker, Options, Reason, State};
+use leasehold::{CancellationToken, Lease, Locker, Name, Options, Reason, State};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -10,7 +10,7 @@ use super::{Log, Outcome, Stage, until};
 
 pub(crate) struct Member {
     pub(crate) locker: Locker,
-    name: String,
+    name: Name,
     who: String,
     log: Log,
     stop: CancellationToken,
@@ -20,15 +20,16 @@ pub(crate) struct Member {
 
 impl Member {
     /// Contends for `name` on a Locker of its own; the log knows it by its identity.
-    pub(crate) fn join(stage: &Stage, options: Options, name: &str, log: &Log) -> Self {
+    pub(crate) fn join(stage: &Stage, options: Options, name: impl Into<Name>, log: &Log) -> Self {
         let who = options.get_identity().to_owned();
         Self::on(&stage.locker(options), name, &who, log)
     }
 
     /// Contends for `name` on this Locker; the log knows it as `who`.
-    pub(crate) fn on(locker: &Locker, name: &str, who: &str, log: &Log) -> Self {
+    pub(crate) fn on(locker: &Locker, name: impl Into<Name>, who: &str, log: &Log) -> Self {
+        let name = name.into();
         let stop = CancellationToken::new();
-        let candidate = locker.candidate(name).until(stop.clone());
+        let candidate = locker.candidate(&name).until(stop.clone());
         let (grants, leases) = mpsc::unbounded_channel();
         let (job_log, job_who) = (log.clone(), who.to_owned());
         let task = tokio::spawn(async move {
@@ -40,7 +41,7 @@ impl Member {
             };
             candidate.run(job).await
         });
-        let (locker, name, who, log) = (locker.clone(), name.to_owned(), who.to_owned(), log.clone());
+        let (locker, who, log) = (locker.clone(), who.to_owned(), log.clone());
         Self { locker, name, who, log, stop, leases, task }
     }
 

@@ -1,0 +1,148 @@
+//! Locks that a transaction holds, for those who have nothing but transactions: a pooler in transaction mode, say.
+//!
+//! [`xact_lock`] takes the lock of a name on *your* transaction, and the server releases it when that is committed or
+//! rolled back, or its connection ends. It is the same lock as that of the same name taken by a
+//! [`Locker`](crate::Locker) as a critical section ([`Kind::Lock`]): they exclude each other.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use leasehold::Scope;
+//! use leasehold::postgres::xact_lock;
+//! use sqlx::Connection as _;
+//!
+//! const INVOICES: Scope<i64> = Scope::new("invoice");
+//!
+//! # async fn settle(connection: &mut sqlx::PgConnection) -> anyhow::Result<()> {
+//! let mut tx = connection.begin().await?;
+//! tokio::time::timeout(Duration::from_secs(3), xact_lock(&mut tx, INVOICES.name(&42))).await??;
+//! sqlx::query("UPDATE invoices SET settled = true WHERE id = 42").execute(&mut *tx).await?;
+//! tx.commit().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What to know
+//!
+//! * There is no lease: nothing tells that the connection is gone but the next statement's error. Nothing has to: what the
+//!   transaction wrote is gone with it.
+//! * In `READ COMMITTED`, PostgreSQL's default, a statement after the lock sees all that earlier holders have committed.
+//!   In `REPEATABLE READ` and `SERIALIZABLE` it does not: the snapshot is as old as the first statement, which is the first
+//!   attempt at the latest.
+//! * A savepoint that is rolled back takes the locks along that were taken after it.
+//! * Whoever holds the lock is granted it again, and so is a session that holds it otherwise.
+//! * Nobody who waits is pushed awake, here or at a Locker: they notice a release at their next attempt.
+//! * The lock is as good as the server's: [`diagnose`](crate::diagnose) tells whether that is PostgreSQL indeed.
+
+use std::error::Error;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+
+use crate::clock;
+use crate::name::{Key, Kind, Name, NameError};
+use crate::store::postgres::try_xact_lock as statement;
+
+/// Between the first two attempts. A section of a transaction is short.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+
+/// Between two attempts at most: four statements a second of each who waits are no load.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Why a transaction did not get a lock.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum XactLockError {
+    /// The name cannot be used.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The connection is not in a transaction: the lock would be gone at once. Nothing was taken.
+    #[error("a lock of a transaction needs one, and outside of it would be gone at once: call begin() first")]
+    NoTransaction,
+    /// The server is a read replica, whose locks the primary knows nothing of. Nothing was taken.
+    #[error(
+        "the server is a read replica, whose locks exclude nobody on the primary: connect to the primary"
+    )]
+    Replica,
+    /// The server has answered with an error, or the connection is broken. The source is a `sqlx::Error`.
+    #[error("the lock could not be asked for")]
+    Database(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// Takes a lock for the rest of the transaction, if it is free: true if the transaction has it now.
+///
+/// ```no_run
+/// # async fn tidy(tx: &mut sqlx::PgConnection) -> anyhow::Result<()> {
+/// if leasehold::postgres::try_xact_lock(tx, "tidy").await? {
+///     sqlx::query("DELETE FROM sessions WHERE ends_at < now()").execute(&mut *tx).await?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// Those of [`XactLockError`]. One of the server ends the transaction, as any does.
+///
+/// # Cancel safety
+///
+/// Dropped in the middle, the transaction may have the lock, until its end; it can be used all the same.
+pub async fn try_xact_lock(tx: &mut PgConnection, name: impl Into<Name>) -> Result<bool, XactLockError> {
+    let key = key(&name.into())?;
+    attempt(tx, key).await
+}
+
+/// Takes a lock for the rest of the transaction, and waits until it is free: without limit, so bound it with
+/// [`tokio::time::timeout`].
+///
+/// It asks again and again, after 5 ms at first and 250 ms in the end, and up to a fifth more at random; nobody is served
+/// in order. It never waits in the server: a statement that waits holds a snapshot, which holds up vacuum and
+/// `CREATE INDEX CONCURRENTLY`. The transaction is idle in between: that is limited by the server's
+/// `idle_in_transaction_session_timeout`, if it is less than 300 ms.
+///
+/// # Errors
+///
+/// Those of [`XactLockError`]. One of the server ends the transaction, as any does.
+///
+/// # Cancel safety
+///
+/// Dropped in the middle, the transaction may have the lock, until its end; it can be used all the same.
+pub async fn xact_lock(tx: &mut PgConnection, name: impl Into<Name>) -> Result<(), XactLockError> {
+    let key = key(&name.into())?;
+    if attempt(tx, key).await? {
+        return Ok(());
+    }
+    let (mut rng, mut pause): (StdRng, _) = (rand::make_rng(), FIRST_PAUSE);
+    loop {
+        let jittered = pause.mul_f64(1.0 + rng.random_range(0.0..0.2));
+        clock::sleep_until(clock::now() + jittered).await;
+        if attempt(tx, key).await? {
+            return Ok(());
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn key(name: &Name) -> Result<Key, NameError> {
+    name.validate()?;
+    Ok(Key::of(Kind::Lock, name))
+}
+
+/// One message of the simple protocol: through a pooler there may be no named statement, and only so is the time of the
+/// statement that of its transaction outside of a transaction block, which tells.
+async fn attempt(tx: &mut PgConnection, key: Key) -> Result<bool, XactLockError> {
+    // To the last row, so that nothing of the answer is left in the connection.
+    let rows = sqlx::raw_sql(AssertSqlSafe(statement(key))).fetch_all(tx).await.map_err(database)?;
+    let row = rows.first().ok_or_else(|| database(sqlx::Error::RowNotFound))?;
+    match row.try_get(0).map_err(database)? {
+        "granted" => Ok(true),
+        "busy" => Ok(false),
+        "replica" => Err(XactLockError::Replica),
+        _ => Err(XactLockError::NoTransaction),
+    }
+}
+
+fn database(error: sqlx::Error) -> XactLockError {
+    XactLockError::Database(Box::new(error))
+}
