@@ -97,6 +97,9 @@ pub(crate) struct Ask {
         expect(dead_code, reason = "for stores whose keys expire")
     )]
     pub(crate) ttl: Duration,
+    /// For a critical section: one of many that come and go.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores that make a difference"))]
+    pub(crate) is_section: bool,
     /// Register as waiting before trying, so that a release of the key is pushed here.
     pub(crate) register: bool,
 }

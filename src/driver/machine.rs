@@ -533,6 +533,7 @@ impl<H: Clone> Machine<H> {
                 name: place.name.clone(),
                 mode: place.mode(),
                 ttl: self.bounds.ttl.max(place.ttl().unwrap_or_default()),
+                is_section: !place.is_run(),
                 register: !waiting.registered && place.try_until().is_none(),
             });
         }

@@ -53,6 +53,7 @@ fn ask(name: &str) -> Ask {
         name: Name::from(name),
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(20),
+        is_section: false,
         register: true,
     }
 }

@@ -20,7 +20,7 @@ async fn connect(memory: &Memory, identity: &str) -> MemorySession {
 
 fn ask(name: &str) -> Ask {
     let key = Key::of(Kind::Lease, name);
-    Ask { key, name: name.into(), mode: Mode::Exclusive, ttl: TTL, register: false }
+    Ask { key, name: name.into(), mode: Mode::Exclusive, ttl: TTL, is_section: false, register: false }
 }
 
 fn shared(name: &str) -> Ask {

@@ -13,6 +13,7 @@ use crate::store::{Answer, Ask, Mode};
 pub(crate) struct Held {
     pub(super) key: Key,
     pub(super) mode: Mode,
+    pub(super) is_section: bool,
     /// Tells apart the grants of one key, whether they follow each other or are those of several readers.
     serial: u64,
 }
@@ -88,7 +89,8 @@ impl Claims {
                         Waiting::No
                     };
                     let (key, mode, intends) = (ask.key, ask.mode, self.intends(ask.key));
-                    takes.push((vec![n], Take { key, mode, waiting, joins, intends }));
+                    let is_section = ask.is_section;
+                    takes.push((vec![n], Take { key, mode, waiting, is_section, joins, intends }));
                 }
             }
         }
@@ -98,7 +100,8 @@ impl Claims {
     /// A key was granted: it is waited for no more.
     pub(super) fn grant(&mut self, take: &Take) -> Held {
         self.serial += 1;
-        let held = Held { key: take.key, mode: take.mode, serial: self.serial };
+        let Take { key, mode, is_section, .. } = *take;
+        let held = Held { key, mode, is_section, serial: self.serial };
         self.held.entry(take.key).or_default().push(held);
         self.waiting.remove(&take.key);
         self.intents.remove(&take.key);

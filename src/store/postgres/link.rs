@@ -8,6 +8,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgPool};
 use tokio::runtime::Runtime;
 
 use super::refusal;
+use super::statements::{QUICK, Quick};
 use crate::error::{ConnectError, LossCause};
 
 /// One connection that carries statements and notifications: a listener over a pool of exactly one connection.
@@ -64,10 +65,25 @@ impl Link {
     pub(super) async fn fetch(&mut self, sql: String) -> Result<Vec<PgRow>, sqlx::Error> {
         let listener = self.live()?;
         let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *listener).await;
-        if rows.as_ref().is_err_and(|error| refusal::answered(error).is_none()) {
+        self.notice(&rows);
+        rows
+    }
+
+    /// Sends [`QUICK`], which is prepared at its first use.
+    pub(super) async fn fetch_quick(&mut self, quick: Quick) -> Result<PgRow, sqlx::Error> {
+        let Quick { steps, keys, waiting } = quick;
+        let listener = self.live()?;
+        let query = sqlx::query(QUICK).bind(steps).bind(keys).bind(waiting);
+        let row = query.fetch_one(&mut *listener).await;
+        self.notice(&row);
+        row
+    }
+
+    /// An error that is no answer is the end.
+    fn notice<T>(&mut self, answer: &Result<T, sqlx::Error>) {
+        if answer.as_ref().is_err_and(|error| refusal::answered(error).is_none()) {
             self.is_over = true;
         }
-        rows
     }
 
     pub(super) async fn listen(&mut self, channel: &str) -> Result<(), sqlx::Error> {

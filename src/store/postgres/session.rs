@@ -72,7 +72,12 @@ impl PgSession {
 
     /// Sends a statement; `Ok(Err)` is an error that the server answered.
     async fn fetch(&mut self, sql: String) -> Result<Result<Vec<PgRow>, (String, String)>, LossCause> {
-        let answer = match self.link.fetch(sql).await {
+        let answer = self.link.fetch(sql).await;
+        self.take(answer)
+    }
+
+    fn take<T>(&mut self, answer: Result<T, sqlx::Error>) -> Result<Result<T, (String, String)>, LossCause> {
+        let answer = match answer {
             Ok(rows) => Ok(rows),
             Err(error) => {
                 Err(refusal::answered(&error).ok_or_else(|| self.explained(refusal::of_session(&error)))?)
@@ -80,6 +85,17 @@ impl PgSession {
         };
         self.answered = clock::now();
         Ok(answer)
+    }
+
+    async fn carry_out(&mut self, work: &Work) -> Result<Result<Outcomes, (String, String)>, LossCause> {
+        let answer = match work.quick() {
+            Some(quick) => self.link.fetch_quick(quick).await.map(|row| Outcomes::read_quick(&row, work)),
+            None => self.link.fetch(work.sql(true)).await.map(|rows| Outcomes::read(&rows, work)),
+        };
+        match self.take(answer)? {
+            Ok(outcomes) => outcomes.map(Ok).map_err(|reason| distrusted(&reason)),
+            Err(answered) => Ok(Err(answered)),
+        }
     }
 
     /// Where nobody said why the connection was closed: what it may have been.
@@ -165,6 +181,7 @@ impl PgSession {
                     mode: take.mode,
                     is_unlocked: false,
                     is_clean: false,
+                    is_section: false,
                 });
             }
         }
@@ -224,7 +241,8 @@ impl Look {
 impl Release {
     fn of(lease: &Return<Held>) -> Self {
         let Return { held, is_clean } = *lease;
-        Self { key: held.key, mode: held.mode, is_unlocked: false, is_clean }
+        let Held { key, mode, is_section, .. } = held;
+        Self { key, mode, is_unlocked: false, is_clean, is_section }
     }
 }
 
@@ -268,9 +286,8 @@ impl Session for PgSession {
             self.look().await?;
             return Ok(Exchanged { released: ours, answers });
         }
-        match self.fetch(work.sql(true)).await? {
-            Ok(rows) => {
-                let outcomes = Outcomes::read(&rows, &work).map_err(|reason| distrusted(&reason))?;
+        match self.carry_out(&work).await? {
+            Ok(outcomes) => {
                 if outcomes.pid != Some(self.backend.pid) {
                     return Err(self.moved());
                 }
@@ -424,7 +441,7 @@ impl Session for PgSession {
         }
         // A pooler in session mode that does not reset its connections would hand our settings on.
         let unmark = self.marker.map(statements::unmark).unwrap_or_default();
-        self.fetch(format!("UNLISTEN *; RESET ALL; {unmark}")).await.ok();
+        self.fetch(format!("UNLISTEN *; RESET ALL; DEALLOCATE ALL; {unmark}")).await.ok();
         self.link.close().await;
     }
 }

@@ -5,6 +5,7 @@
 //! CASE that orders. A message of several statements is one implicit transaction; session-level locks do not take part
 //! in it, so what was locked and unlocked before an error stays so, and a notification leaves with the commit.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ pub(super) struct Release {
     pub(super) is_unlocked: bool,
     /// Whoever is told of it may take it for a clean end.
     pub(super) is_clean: bool,
+    pub(super) is_section: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +76,7 @@ pub(super) struct Take {
     pub(super) key: Key,
     pub(super) mode: Mode,
     pub(super) waiting: Waiting,
+    pub(super) is_section: bool,
     /// A reader, where another one of this session reads: the server is only asked whether anybody waits to write.
     pub(super) joins: bool,
     /// The session is seen to wait to write.
@@ -95,6 +98,30 @@ impl Work {
             && self.withdrawals.is_empty()
             && self.intents.is_empty()
             && self.asks.is_empty()
+    }
+
+    /// Where it is about sections alone, and as most of them are: what [`QUICK`] takes.
+    pub(super) fn quick(&self) -> Option<Quick> {
+        let is_plain = |key: Key| Space::of(key) == Space::Whole;
+        let released = |it: &Release| {
+            it.is_section && it.is_clean && !it.is_unlocked && it.mode != Mode::Read && is_plain(it.key)
+        };
+        let asked = |it: &Take| it.is_section && it.mode == Mode::Exclusive && is_plain(it.key);
+        let is_quick = self.withdrawals.is_empty()
+            && self.intents.is_empty()
+            && self.releases.iter().all(released)
+            && self.asks.iter().all(asked);
+        is_quick.then(|| {
+            let steps = self.releases.iter().map(|it| (it.key, 0));
+            let steps = steps.chain(self.asks.iter().map(|it| (it.key, 1 + i16::from(it.waits()))));
+            let mut quick = Quick::default();
+            for (key, step) in steps {
+                quick.steps.push(step);
+                quick.keys.push(key.get());
+                quick.waiting.push(key.waiting().get());
+            }
+            quick
+        })
     }
 
     /// Gives the text. Its rows have three columns: a letter for the part, the number of the item in it, the outcome;
@@ -249,6 +276,32 @@ impl Take {
     }
 }
 
+/// The arguments of [`QUICK`], a column each.
+#[derive(Debug, Default)]
+pub(super) struct Quick {
+    pub(super) steps: Vec<i16>,
+    pub(super) keys: Vec<i64>,
+    pub(super) waiting: Vec<i64>,
+}
+
+/// What [`Work::sql`] does, for sections: prepared once, and one row for all. Who answers, and a letter for each step in their
+/// order: 0 releases; 1 asks, 2 registers before that, 3 is registered.
+///
+/// It is of the extended protocol, of which half a statement leaves the server waiting with no limit armed but that of
+/// the keepalives.
+pub(super) const QUICK: &str = "\
+    SELECT pg_catalog.pg_backend_pid(), pg_catalog.string_agg(CASE v.s WHEN 0 THEN \
+    CASE WHEN NOT pg_catalog.pg_advisory_unlock(v.k) THEN 'g' \
+    WHEN pg_catalog.pg_try_advisory_xact_lock(v.w) THEN 'f' \
+    WHEN pg_catalog.pg_notify('leasehold', pg_catalog.lpad(pg_catalog.to_hex(v.k), 16, '0'))::text IS NULL THEN 'f' \
+    ELSE 'f' END \
+    WHEN 1 THEN CASE WHEN pg_catalog.pg_try_advisory_lock(v.k) THEN 'y' ELSE 'b' END \
+    ELSE CASE WHEN CASE v.s WHEN 2 THEN pg_catalog.pg_try_advisory_lock_shared(v.w) ELSE true END \
+    THEN CASE WHEN pg_catalog.pg_try_advisory_lock(v.k) \
+    THEN CASE WHEN pg_catalog.pg_advisory_unlock_shared(v.w) THEN 'y' ELSE 'y' END ELSE 'w' END \
+    ELSE CASE WHEN pg_catalog.pg_try_advisory_lock(v.k) THEN 'y' ELSE 'b' END END END, '') \
+    FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3)) v(s, k, w)";
+
 /// The two lock spaces of the server, each with functions of its own: a statement for each that there is something of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
@@ -290,11 +343,34 @@ impl Space {
 pub(super) struct Outcomes {
     /// Who answered.
     pub(super) pid: Option<i32>,
-    pub(super) releases: Vec<String>,
-    pub(super) asks: Vec<String>,
+    pub(super) releases: Vec<Cow<'static, str>>,
+    pub(super) asks: Vec<Cow<'static, str>>,
 }
 
 impl Outcomes {
+    /// What [`QUICK`] gives.
+    pub(super) fn read_quick(row: &PgRow, work: &Work) -> Result<Self, String> {
+        let pid = row.try_get(0).map_err(|error| error.to_string())?;
+        let letters: String = row.try_get(1).map_err(|error| error.to_string())?;
+        let words = letters.chars().map(|letter| {
+            Some(match letter {
+                'g' => "gone",
+                'f' => "free",
+                'y' => "granted",
+                'w' => "waiting",
+                'b' => "busy",
+                _ => return None,
+            })
+        });
+        let mut releases: Vec<&'static str> = words.collect::<Option<_>>().ok_or(NOT_THE_ROWS)?;
+        if releases.len() != work.releases.len() + work.asks.len() {
+            return Err(NOT_THE_ROWS.to_owned());
+        }
+        let asks = releases.split_off(work.releases.len());
+        let owned = |words: Vec<&'static str>| words.into_iter().map(Cow::Borrowed).collect();
+        Ok(Self { pid, releases: owned(releases), asks: owned(asks) })
+    }
+
     pub(super) fn read(rows: &[PgRow], work: &Work) -> Result<Self, String> {
         let mut pid = None;
         let (mut releases, mut asks) = (vec![None; work.releases.len()], vec![None; work.asks.len()]);
@@ -316,12 +392,13 @@ impl Outcomes {
                 }
             };
             match usize::try_from(number).ok().and_then(|n| items.get_mut(n)) {
-                Some(item @ None) => *item = Some(cell(2)?),
+                Some(item @ None) => *item = Some(Cow::Owned(cell(2)?)),
                 _ => return Err(NOT_THE_ROWS.to_owned()),
             }
         }
-        let all =
-            |items: Vec<Option<String>>| items.into_iter().collect::<Option<Vec<_>>>().ok_or(NOT_THE_ROWS);
+        let all = |items: Vec<Option<Cow<'static, str>>>| {
+            items.into_iter().collect::<Option<Vec<_>>>().ok_or(NOT_THE_ROWS)
+        };
         if others == work.withdrawals.len() + work.intents.len() {
             Ok(Self { pid, releases: all(releases)?, asks: all(asks)? })
         } else {
@@ -625,7 +702,14 @@ mod tests {
     fn keys_of_each_space_have_a_statement_of_their_own() {
         let take = |name: crate::Name| {
             let key = Key::of(Kind::Lease, name);
-            Take { key, mode: Mode::Exclusive, waiting: Waiting::No, joins: false, intends: false }
+            Take {
+                key,
+                mode: Mode::Exclusive,
+                waiting: Waiting::No,
+                is_section: false,
+                joins: false,
+                intends: false,
+            }
         };
         let (whole, pair) = (|| take(crate::Name::key(7)), || take(crate::Name::key_pair(-1, 2)));
         let sql = |asks| Work { asks, ..Work::default() }.sql(true);
@@ -643,9 +727,11 @@ mod tests {
     #[test]
     fn the_parts_of_a_message_stand_in_their_order() {
         let key = Key::of(Kind::Lease, "sweeper");
-        let release = Release { key, mode: Mode::Exclusive, is_unlocked: false, is_clean: true };
+        let release =
+            Release { key, mode: Mode::Exclusive, is_unlocked: false, is_clean: true, is_section: false };
         let waiting = Waiting::Register;
-        let ask = Take { key, mode: Mode::Exclusive, waiting, joins: false, intends: false };
+        let ask =
+            Take { key, mode: Mode::Exclusive, waiting, is_section: false, joins: false, intends: false };
         let (releases, withdrawals, intents) = (vec![release], vec![key], vec![key]);
         let work = Work { releases, withdrawals, intents, asks: vec![ask] };
         let sql = work.sql(true);
