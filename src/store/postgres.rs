@@ -123,10 +123,11 @@ impl Target {
 
     /// For people: where it is.
     fn address(&self) -> String {
-        match link::unix_socket(&self.options) {
-            Some(path) => path.display().to_string(),
-            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
+        if let Some(path) = link::unix_socket(&self.options) {
+            return path.display().to_string();
         }
+        let database = self.options.get_database().map(|name| format!("/{name}")).unwrap_or_default();
+        format!("{}:{}{database}", self.options.get_host(), self.options.get_port())
     }
 }
 
@@ -160,6 +161,9 @@ impl Store for PgStore {
             }
         }
         match failures.pop() {
+            Some((address, ConnectError::Unreachable { reason })) if count == 1 => {
+                Err(ConnectError::Unreachable { reason: format!("{address}: {reason}") })
+            }
             Some((_, error)) if count == 1 => Err(error),
             last => Err(ConnectError::NoHost { tried: failures.into_iter().chain(last).collect() }),
         }

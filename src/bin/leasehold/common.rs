@@ -15,7 +15,7 @@ pub(crate) struct Common {
     /// Where the leases are, such as `postgres://user@host/database` or `file:/var/lib/my-app/leases`
     #[arg(long, global = true, env = "LEASEHOLD_STORE", hide_env_values = true, value_name = "URL")]
     store: Option<String>,
-    /// Between two attempts of a standby, such as 5s
+    /// Between two attempts of a standby [default: 5s]
     #[arg(
         long,
         global = true,
@@ -24,7 +24,7 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     retry_interval: Option<String>,
-    /// Between two proofs that the lease is still held
+    /// Between two proofs that the lease is still held [default: 5s]
     #[arg(
         long,
         global = true,
@@ -33,7 +33,7 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     heartbeat_interval: Option<String>,
-    /// How long a statement may go unanswered
+    /// How long a statement may go unanswered [default: 10s]
     #[arg(
         long,
         global = true,
@@ -42,7 +42,8 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     query_timeout: Option<String>,
-    /// How long the command may take to end when it is told to, before it is killed
+    /// How long the command may take to end when it is told to [default: 5s]; it is killed after four fifths of that, and the
+    /// rest is for it to be gone
     #[arg(
         long,
         global = true,
@@ -51,7 +52,8 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     stop_grace: Option<String>,
-    /// How long to wait after an unclean end of another leader [default: 1s]
+    /// How long to wait where the end of the term before may have been unclean, as before the first one [default: 1s; 0s on
+    /// files]
     #[arg(
         long,
         global = true,
@@ -69,9 +71,19 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     identity: Option<String>,
-    /// Do without the second connection by which a pooler in transaction mode is found out
+    /// On PostgreSQL, do without the second connection by which a pooler in transaction mode is found out: only where there is
+    /// certainly none, since behind one two can lead
     #[arg(long, global = true, env = "LEASEHOLD_TRUST_AFFINITY", help_heading = "Options of the lease")]
     trust_affinity: bool,
+    /// Hand over when asked to from outside, by `step-down` [default: true]
+    #[arg(
+        long,
+        global = true,
+        env = "LEASEHOLD_ANSWER_STEP_DOWN",
+        value_name = "BOOL",
+        help_heading = "Options of the lease"
+    )]
+    answer_step_down: Option<bool>,
     /// Log more: -v debug, -vv all
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "quiet")]
     pub(crate) verbose: u8,
@@ -116,6 +128,7 @@ impl Common {
             ("takeover_delay", self.takeover_delay.as_deref().or_else(|| self.default_takeover_delay())),
             ("identity", self.identity.as_deref()),
             ("trust_affinity", self.trust_affinity.then_some("true")),
+            ("answer_step_down", self.answer_step_down.map(|answers| if answers { "true" } else { "false" })),
         ];
         let pairs: Vec<_> =
             given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
@@ -142,6 +155,14 @@ impl Common {
     pub(crate) fn guard_file(&self, name: &str) -> anyhow::Result<Option<PathBuf>> {
         let Some(directory) = self.directory() else { return Ok(None) };
         Ok(Some(std::path::absolute(directory)?.join(format!("{}.guard", Key::of(Kind::Lease, name)))))
+    }
+
+    /// Says what two processes in two working directories would not agree on.
+    pub(crate) fn warn_of_relative_paths(&self) {
+        if let Some(directory) = self.directory().filter(|it| it.is_relative()) {
+            let is_at = std::path::absolute(directory).unwrap_or_default();
+            tracing::warn!(is_at = %is_at.display(), "the store's path is relative: it is another one in another directory");
+        }
     }
 
     /// A Locker that connects when it is first needed.

@@ -88,7 +88,7 @@ impl<'a> Command<'a> {
         command.leash(lease);
         command.tell_the_guard_of_the_terminal();
         command.group.signal(Signal::CONT);
-        info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "started the command");
+        info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "starts the command");
         Ok(command)
     }
 
