@@ -117,8 +117,15 @@ impl Common {
             ("identity", self.identity.as_deref()),
             ("trust_affinity", self.trust_affinity.then_some("true")),
         ];
-        let pairs: Vec<_> =
-            given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
+        let mut pairs = Vec::new();
+        for (option, value) in given {
+            let Some(value) = value else { continue };
+            // It would begin another option, which nobody has asked for.
+            if value.contains(',') {
+                return Err(Usage::new(format!("{option} must not contain ',', it is {value:?}")).into());
+            }
+            pairs.push(format!("{option}={value}"));
+        }
         Ok(pairs.join(",").parse()?)
     }
 

@@ -31,6 +31,9 @@ use crate::output::complain;
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
+/// How many guards may die before one of them is ready: after that it is no accident.
+const MOST_GUARDS: u32 = 3;
+
 /// How often `--no-wait` looks whether its one attempt has been answered.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -86,7 +89,9 @@ pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<Exit
     code
 }
 
-async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
+async fn run(common: &Common, mut arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
+    // Not to wait is to ask once, and not to leave before there is an answer.
+    arguments.no_wait |= arguments.wait.take_if(|limit| limit.is_zero()).is_some();
     let options = common.options()?;
     // Before anybody can see this process in the store, and send it one.
     let signals = Signals::start()?;
@@ -226,6 +231,7 @@ impl Wrapper {
     /// One term: the command, again and again if so wished, until it has ended or is to stop.
     async fn lead(&self, lease: Lease) -> Result<Ended, CannotStart> {
         let mut pause = RESTART_PAUSE.0;
+        let mut guards = 0;
         loop {
             let since = now();
             let holding = self.guard.borrow_mut().hold()?;
@@ -236,6 +242,8 @@ impl Wrapper {
             let token = tokio::select! {
                 biased;
                 () = lease.cancelled() => {
+                    // What it gets from now on, others wait for.
+                    self.guard.borrow_mut().free();
                     self.after_a_stop(&lease);
                     // Nobody hears that: the term is over.
                     return Ok(Ended::Code(0));
@@ -245,6 +253,13 @@ impl Wrapper {
             let token = match token {
                 // The lease is cancelled by now.
                 Err(CannotStart::NoToken(TokenError::Over { .. })) => continue,
+                // Somebody has killed the guard: there will be another one.
+                Err(CannotStart::System(error))
+                    if error.kind() == io::ErrorKind::UnexpectedEof && guards < MOST_GUARDS =>
+                {
+                    guards += 1;
+                    continue;
+                }
                 token => token?,
             };
             let command = Command::start(self, &lease, token).await?;
