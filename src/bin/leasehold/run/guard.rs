@@ -45,7 +45,7 @@ struct Process {
     answers: Answers,
 }
 
-/// Where the guard answers. `None` while it is waited for an answer.
+/// Where the guard answers. `None` while it is waited for an answer, and when none will come.
 #[derive(Clone)]
 struct Answers(Arc<Mutex<Option<ChildStdout>>>);
 
@@ -59,8 +59,12 @@ impl Answers {
         let mut line = String::new();
         // It says no more than it is asked.
         io::BufReader::new(&mut answers).read_line(&mut line)?;
+        if line.is_empty() {
+            // It is dead, whether or not it still seems to listen.
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         *self.get() = Some(answers);
-        if line.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(line) }
+        Ok(line)
     }
 }
 
@@ -92,12 +96,12 @@ impl Guard {
     pub(crate) fn hold(&mut self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
         // One that was asked, and whose answer nobody has waited for, is asked no more.
         let is_asked = self.process.answers.get().is_none();
-        if is_asked || self.process.say("free").is_err() {
-            self.start_again("free")?;
+        let order = if self.file.is_some() { "free\nhold" } else { "free" };
+        if is_asked || self.process.say(order).is_err() {
+            self.start_again(order)?;
         }
         let mut asked = None;
         if let Some(path) = self.file.clone() {
-            self.process.say("hold")?;
             let answers = self.process.answers.clone();
             asked = answers.get().take().map(|stdout| (path, answers.clone(), stdout));
         }
