@@ -49,7 +49,8 @@ The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM (counted by 
 number that grows with every term, whoever leads, for what can refuse a write that comes late. It and all in its process group are sent
 TERM when the lease is lost or this process is told to stop, and KILL when --stop-grace is over; what leaves the group
 (setsid) is the command's own to end. TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end
-this process, and a second one kills at once. What is ignored when this process starts (nohup) stays ignored by both.
+this process, and a second one kills at once. What is ignored when this process starts (nohup) stays ignored by both, but
+for PIPE and CHLD, which the command finds as they are by default.
 In front on a terminal, the command has the terminal; Ctrl-C ends it and is the end of --restart, too, and Ctrl-Z
 suspends nothing: one that leads does not stand still.")]
 pub(crate) struct Arguments {
