@@ -158,6 +158,20 @@ async fn what_was_not_let_go_on_never_starts() {
     assert_eq!((status.code(), scene.read("log").as_str()), (Some(76), ""));
 }
 
+/// C-04: this process is killed while its guard stands still: the command itself dies all the same.
+#[tokio::test]
+async fn a_command_dies_also_where_the_guard_cannot_kill_it() {
+    let scene = Scene::new(Stage::files());
+    let run = scene.start(&[], "echo $$ > pid; exec sleep 60");
+    let pid = scene.pid("pid").await;
+    let guard = guard(run.pid()).unwrap();
+    kill_process(guard, Signal::STOP).unwrap();
+    run.signal(Signal::KILL);
+    until("its command is dead", || !runs(pid)).await;
+    kill_process(guard, Signal::CONT).unwrap();
+    until("the guard has ended", || !runs(guard)).await;
+}
+
 /// C-06: an option's value is that option's alone; and not to wait at all is to ask once.
 #[tokio::test]
 async fn what_is_given_means_what_it_says() {

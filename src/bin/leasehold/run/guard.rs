@@ -258,7 +258,8 @@ impl Orders {
             let mut files = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
             let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
             match poll(&mut files, Some(&left)) {
-                Ok(0) => return Err(Nothing::Timeout),
+                // The clock says which of them it is.
+                Ok(0) | Err(rustix::io::Errno::INTR) => return Err(Nothing::Timeout),
                 Ok(_) => {
                     let mut buffer = [0; 4096];
                     match rustix::io::read(stdin, &mut buffer) {
@@ -268,8 +269,6 @@ impl Orders {
                         Err(_) => return Err(Nothing::Dead),
                     }
                 }
-                // The time is looked at again.
-                Err(rustix::io::Errno::INTR) => return Err(Nothing::Timeout),
                 Err(_) => return Err(Nothing::Dead),
             }
         }
