@@ -126,8 +126,7 @@ impl Target {
         if let Some(path) = link::unix_socket(&self.options) {
             return path.display().to_string();
         }
-        let database = self.options.get_database().map(|name| format!("/{name}")).unwrap_or_default();
-        format!("{}:{}{database}", self.options.get_host(), self.options.get_port())
+        format!("{}:{}", self.options.get_host(), self.options.get_port())
     }
 }
 
@@ -139,7 +138,12 @@ impl Store for PgStore {
     }
 
     fn address(&self) -> String {
-        self.targets.iter().map(Target::address).collect::<Vec<_>>().join(",")
+        let hosts = self.targets.iter().map(Target::address).collect::<Vec<_>>().join(",");
+        // All of them are of one database.
+        match self.targets.first().and_then(|target| target.options.get_database()) {
+            Some(database) => format!("{hosts}/{database}"),
+            None => hosts,
+        }
     }
 
     async fn connect(&mut self) -> Result<PgSession, ConnectError> {

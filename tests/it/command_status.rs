@@ -279,6 +279,22 @@ async fn a_closed_pipe_ends_status_without_a_word() {
     }
 }
 
+/// C-06: whoever stops reading ends it also where there is nothing more to tell: `leasehold status --watch | head -1`.
+#[tokio::test]
+async fn a_closed_pipe_ends_a_watch_that_has_nothing_to_tell() {
+    for arguments in [
+        &["status", "--watch", "--interval=50ms", "job"][..],
+        &["status", "--watch", "--interval=50ms", "--json", "job"],
+    ] {
+        let stage = Stage::files();
+        let mut watch = Going::start(&stage, arguments);
+        let mut told = BufReader::new(watch.0.stdout.take().unwrap());
+        told.read_line(&mut String::new()).unwrap();
+        drop(told);
+        assert_eq!(watch.ended().await, (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
 /// C-02, C-06
 #[tokio::test]
 async fn help_has_examples_and_what_makes_no_sense_is_refused() {
@@ -294,6 +310,7 @@ async fn help_has_examples_and_what_makes_no_sense_is_refused() {
         let output = without.env_remove("LEASEHOLD_STORE").output().unwrap();
         assert_eq!(output.status.code(), Some(2));
     }
+    assert_eq!(failed(&stage, &["status", "--watch", "--interval", "0s"]).0, 2);
     assert_eq!(failed(&stage, &["step-down"]).0, 2);
     assert_eq!(failed(&stage, &["step-down", "job", "--timeout", "1s"]).0, 2);
 }
@@ -305,7 +322,11 @@ fn a_directory_that_does_not_exist_is_not_made_by_looking() {
     let missing = dir.path().join("leases");
     let url = format!("file:{}", missing.display());
     for arguments in [&["status"][..], &["step-down", "job"]] {
-        let output = Command::new(env!("CARGO_BIN_EXE_leasehold")).args(["--store", &url]).args(arguments).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+            .args(["--store", &url])
+            .args(arguments)
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(69), "{output:?}");
         assert!(text(&output.stderr).contains("is the path right?"), "{output:?}");
         assert!(!missing.exists());

@@ -62,14 +62,9 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     takeover_delay: Option<String>,
-    /// What this process is called in logs and in the store
-    #[arg(
-        long,
-        global = true,
-        env = "LEASEHOLD_IDENTITY",
-        value_name = "TEXT",
-        help_heading = "Options of the lease"
-    )]
+    /// What this process is called in logs and in the store (also `LEASEHOLD_IDENTITY`, unless a
+    /// `run` around this one has set it)
+    #[arg(long, global = true, value_name = "TEXT", help_heading = "Options of the lease")]
     identity: Option<String>,
     /// On PostgreSQL, do without the second connection by which a pooler in transaction mode is found out: only where there is
     /// certainly none, since behind one two can lead
@@ -120,18 +115,28 @@ impl Common {
 
     /// The library's options: what was given, by its text form.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        // What `run` tells its command is who leads: another `run` in there is another process.
+        let is_inside = std::env::var_os("LEASEHOLD_TOKEN").is_some();
+        let inherited = std::env::var("LEASEHOLD_IDENTITY").ok().filter(|_| !is_inside);
         let given = [
             ("retry_interval", self.retry_interval.as_deref()),
             ("heartbeat_interval", self.heartbeat_interval.as_deref()),
             ("query_timeout", self.query_timeout.as_deref()),
             ("stop_grace", self.stop_grace.as_deref()),
             ("takeover_delay", self.takeover_delay.as_deref().or_else(|| self.default_takeover_delay())),
-            ("identity", self.identity.as_deref()),
+            ("identity", self.identity.as_deref().or(inherited.as_deref())),
             ("trust_affinity", self.trust_affinity.then_some("true")),
             ("answer_step_down", self.answer_step_down.map(|answers| if answers { "true" } else { "false" })),
         ];
-        let pairs: Vec<_> =
-            given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
+        let mut pairs = Vec::new();
+        for (option, value) in given {
+            let Some(value) = value else { continue };
+            // It would begin another option, which nobody has asked for.
+            if value.contains(',') {
+                return Err(Usage::new(format!("{option} must not contain ',', it is {value:?}")).into());
+            }
+            pairs.push(format!("{option}={value}"));
+        }
         Ok(pairs.join(",").parse()?)
     }
 

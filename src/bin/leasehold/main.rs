@@ -51,11 +51,16 @@ enum Command {
     /// Kills the process group of a command when `run`, which started it, is dead or stands still.
     #[cfg(unix)]
     #[command(hide = true)]
-    Guard,
+    Guard {
+        /// What the guards of a name hold one after the other, where they are on one host
+        file: Option<std::path::PathBuf>,
+    },
     /// Becomes a command, when it may: what `run` starts.
     #[cfg(unix)]
     #[command(hide = true)]
     Exec {
+        /// The process id of that `run`
+        parent: i32,
         /// The command and its arguments
         #[arg(last = true, required = true)]
         command: Vec<std::ffi::OsString>,
@@ -105,9 +110,9 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Run(arguments) => run::main(&common, arguments),
         #[cfg(unix)]
-        Command::Guard => Ok(run::guard::main()),
+        Command::Guard { file } => Ok(run::guard::main(file.as_deref())),
         #[cfg(unix)]
-        Command::Exec { command } => Ok(ExitCode::from(run::command::exec(&command))),
+        Command::Exec { parent, command } => Ok(ExitCode::from(run::command::exec(parent, &command))),
         Command::Status(arguments) => status::main(&common, &arguments),
         Command::StepDown(arguments) => step_down::main(&common, &arguments),
         Command::Doctor(arguments) => doctor::main(&common, &arguments),

@@ -31,6 +31,9 @@ use crate::output::complain;
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
+/// How many guards may die before one of them is ready: after that it is no accident.
+const MOST_GUARDS: u32 = 3;
+
 /// How often `--no-wait` looks whether its one attempt has been answered.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -51,7 +54,8 @@ again when this process leads again, unless --once is given. While the store can
 this process waits for that, unless --no-wait or --wait is given.
 
 TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end this process, and a second one kills \
-at once. What is ignored when this process starts (nohup) stays ignored by both. In front on a terminal, the command has \
+at once. What is ignored when this process starts (nohup) stays ignored by both, but for PIPE and CHLD, \
+which the command finds as they are by default. In front on a terminal, the command has \
 the terminal: what is typed goes to it alone. Ctrl-C ends it, and is the end of --restart, too; if it ignores that, send \
 TERM to this process. Ctrl-Z suspends nothing: one that leads does not stand still.
 
@@ -96,7 +100,9 @@ pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<Exit
     code
 }
 
-async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
+async fn run(common: &Common, mut arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
+    // Not to wait is to ask once, and not to leave before there is an answer.
+    arguments.no_wait |= arguments.wait.take_if(|limit| limit.is_zero()).is_some();
     let options = common.options()?;
     common.warn_of_relative_paths();
     // Before anybody can see this process in the store, and send it one.
@@ -237,6 +243,7 @@ impl Wrapper {
     /// One term: the command, again and again if so wished, until it has ended or is to stop.
     async fn lead(&self, lease: Lease) -> Result<Ended, CannotStart> {
         let mut pause = RESTART_PAUSE.0;
+        let mut guards = 0;
         loop {
             let since = now();
             let holding = self.guard.borrow_mut().hold()?;
@@ -247,6 +254,8 @@ impl Wrapper {
             let token = tokio::select! {
                 biased;
                 () = lease.cancelled() => {
+                    // What it gets from now on, others wait for.
+                    self.guard.borrow_mut().free();
                     self.after_a_stop(&lease);
                     // Nobody hears that: the term is over.
                     return Ok(Ended::Code(0));
@@ -256,6 +265,13 @@ impl Wrapper {
             let token = match token {
                 // The lease is cancelled by now.
                 Err(CannotStart::NoToken(TokenError::Over { .. })) => continue,
+                // Somebody has killed the guard: there will be another one.
+                Err(CannotStart::System(error))
+                    if error.kind() == io::ErrorKind::UnexpectedEof && guards < MOST_GUARDS =>
+                {
+                    guards += 1;
+                    continue;
+                }
                 token => token?,
             };
             let command = Command::start(self, &lease, token).await?;
@@ -297,6 +313,13 @@ impl Wrapper {
             Some(Reason::Shutdown | Reason::Closed) => {}
             Some(Reason::Lost(_)) if self.arguments.once => {
                 self.verdict.set(Some(exit::LOST));
+                self.shutdown.cancel();
+            }
+            // The command's own code, then: it was not lost.
+            Some(Reason::SteppedDown) if self.arguments.once => {
+                if self.last.get().is_none() {
+                    self.verdict.set(Some(exit::NOT_ACQUIRED));
+                }
                 self.shutdown.cancel();
             }
             _ => self.last.set(None),

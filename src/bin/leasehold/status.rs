@@ -37,12 +37,18 @@ pub(crate) struct Arguments {
     #[arg(short, long)]
     watch: bool,
     /// With --watch: how often to look [default: 2s]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "watch")]
+    #[arg(long, value_name = "TIME", value_parser = interval, requires = "watch")]
     interval: Option<Duration>,
 }
 
 /// Often enough for a person who looks on.
 const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Not without a pause: that asks the store for all that it can do.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if interval.is_zero() { Err("it must not be zero, for example 2s".to_owned()) } else { Ok(interval) }
+}
 
 const HEAD: [&str; 7] = ["NAME", "STATE", "LEADER", "SINCE", "FROM", "TERM", "STANDBYS"];
 
@@ -95,7 +101,10 @@ async fn watch(observer: &Observer, names: &[Name], arguments: &Arguments) -> an
             // Home, and clear what was there.
             format!("\x1b[H\x1b[2J{at}, every {}\n\n{}", humantime::format_duration(interval), view.table())
         } else if news.is_empty() {
-            continue;
+            if output::is_read() {
+                continue;
+            }
+            return Ok(ExitCode::SUCCESS);
         } else if arguments.json {
             format!("{}\n", view.json())
         } else {
