@@ -49,6 +49,7 @@ pub struct Locker {
 pub(crate) struct Inner {
     requests: mpsc::UnboundedSender<Request>,
     pub(crate) options: Arc<Options>,
+    address: String,
     report: watch::Receiver<Report>,
     /// Cancelled by `close`.
     pub(crate) closing: CancellationToken,
@@ -218,6 +219,7 @@ impl Locker {
             requests,
             report,
             options: Arc::clone(&options),
+            address: store.address(),
             closing: CancellationToken::new(),
             names: Mutex::default(),
             seats: AtomicUsize::new(0),
@@ -309,6 +311,12 @@ impl Locker {
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.inner.options.identity
+    }
+
+    /// Gives where the store is, without any secret.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.inner.address
     }
 
     /// Gives what holds on the store at hand: [`Options::bounds`], less what the store does not enforce.

@@ -15,12 +15,12 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::driver::ANSWER_LIMIT;
 use crate::driver::command::Command;
-use crate::error::Error;
+use crate::error::{ConnectError, Error};
 use crate::locker::Locker;
 use crate::name::{Key, Kind, Name};
 use crate::options::Options;
 pub use crate::store::Role;
-use crate::store::{Call, Holder, Message, Presence, Seen, Standing};
+use crate::store::{Call, Holder, Location, Message, Presence, Seen, Standing};
 
 /// How many parts of answers wait to be taken. More that come at once are a flood.
 const ANSWERS_AT_ONCE: usize = 4096;
@@ -96,7 +96,21 @@ impl Observer {
     ///
     /// Dropped in the middle it leaves nothing open.
     pub async fn connect(url: &str, options: Options) -> Result<Self, Error> {
+        if let Location::Directory(path) = Location::of_url(url)?
+            && let Err(source) = std::fs::metadata(&path)
+            && source.kind() == std::io::ErrorKind::NotFound
+        {
+            // Whoever only looks makes nothing, and what nobody has made shows nothing.
+            let remedy = "nobody has led there yet: is the path right?";
+            return Err(ConnectError::Directory { path, remedy, source: source.into() }.into());
+        }
         Ok(Self { locker: Locker::connect(url, options).await?, is_own: true })
+    }
+
+    /// Gives where the store is, without any secret.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        self.locker.address()
     }
 
     /// Gives what this process is called in logs and in the store.

@@ -125,10 +125,10 @@ impl Target {
 
     /// For people: where it is.
     fn address(&self) -> String {
-        match link::unix_socket(&self.options) {
-            Some(path) => path.display().to_string(),
-            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
+        if let Some(path) = link::unix_socket(&self.options) {
+            return path.display().to_string();
         }
+        format!("{}:{}", self.options.get_host(), self.options.get_port())
     }
 }
 
@@ -140,7 +140,12 @@ impl Store for PgStore {
     }
 
     fn address(&self) -> String {
-        self.targets.iter().map(Target::address).collect::<Vec<_>>().join(",")
+        let hosts = self.targets.iter().map(Target::address).collect::<Vec<_>>().join(",");
+        // All of them are of one database.
+        match self.targets.first().and_then(|target| target.options.get_database()) {
+            Some(database) => format!("{hosts}/{database}"),
+            None => hosts,
+        }
     }
 
     async fn connect(&mut self) -> Result<PgSession, ConnectError> {
@@ -162,6 +167,9 @@ impl Store for PgStore {
             }
         }
         match failures.pop() {
+            Some((address, ConnectError::Unreachable { reason })) if count == 1 => {
+                Err(ConnectError::Unreachable { reason: format!("{address}: {reason}") })
+            }
             Some((_, error)) if count == 1 => Err(error),
             last => Err(ConnectError::NoHost { tried: failures.into_iter().chain(last).collect() }),
         }

@@ -36,7 +36,7 @@ impl Scene {
 }
 
 /// The files that a process has open, by name; pipes too.
-fn open_files(pid: Pid) -> Vec<PathBuf> {
+pub(crate) fn open_files(pid: Pid) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_pid())) else { return Vec::new() };
     entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect()
 }
@@ -54,10 +54,10 @@ fn hears(pid: Pid) -> bool {
 }
 
 /// The guard of a process: of its children, the one that is called so.
-fn guard(pid: Pid) -> Option<Pid> {
+pub(crate) fn guard(pid: Pid) -> Option<Pid> {
     children(pid).into_iter().find(|child| {
         let line = fs::read(format!("/proc/{}/cmdline", child.as_raw_pid())).unwrap_or_default();
-        line.ends_with(b"\0guard\0")
+        line.split(|&byte| byte == 0).nth(1) == Some(b"guard")
     })
 }
 

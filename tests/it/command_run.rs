@@ -119,6 +119,36 @@ async fn the_command_knows_for_whom_it_runs() {
     }
 }
 
+/// C-05: another `run` in the command is another process, and is called so.
+#[tokio::test]
+async fn a_run_inside_of_a_run_has_a_name_of_its_own() {
+    let scene = Scene::new(Stage::files());
+    let inner = format!(
+        "{PROGRAM} run --store {} inner -- sh -c 'echo $LEASEHOLD_NAME $LEASEHOLD_IDENTITY > log'",
+        scene.stage.url()
+    );
+    assert_eq!(scene.code(&["--identity=outer"], &inner), Some(0));
+    let log = scene.read("log");
+    assert!(log.starts_with("inner ") && !log.contains("outer"), "{log}");
+    let mut named = scene.command(&[], "echo $LEASEHOLD_IDENTITY > named");
+    assert!(named.env("LEASEHOLD_IDENTITY", "by-variable").status().unwrap().success());
+    assert_eq!(scene.read("named"), "by-variable\n");
+}
+
+/// C-01, F-37: a process that leads once does not stand by again when it has handed over.
+#[tokio::test]
+async fn a_process_that_leads_once_ends_when_it_hands_over() {
+    let scene = Scene::new(Stage::files());
+    let mut run =
+        scene.start(&["--once"], "trap 'exit 5' TERM; echo ready > log; while :; do sleep 0.05; done");
+    scene.says("log", "ready").await;
+    let asked =
+        Command::new(PROGRAM).args(["--store", &scene.stage.url(), "step-down", "job"]).output().unwrap();
+    assert!(asked.status.success(), "{asked:?}");
+    assert_eq!(run.ended().await, Some(5));
+    assert!(scene.stage.is_free("job"));
+}
+
 /// C-05: no token, no command.
 #[tokio::test]
 async fn a_command_is_not_started_without_its_token() {

@@ -75,7 +75,11 @@ async fn two_replicas(stage: &Stage, lines: &Lines, leader: &str) -> (Replica, R
 #[tokio::test]
 async fn status_shows_who_leads_and_how_many_stand_by() {
     for stage in stages() {
-        assert_eq!(printed(&stage, &["status"]), "nobody leads, and nobody stands by\n");
+        let nothing = printed(&stage, &["status"]);
+        assert!(
+            nothing.starts_with("nobody leads, and nobody stands by, on ") && !nothing.contains('@'),
+            "{nothing}"
+        );
         let lines = Lines::new();
         let (mut a, mut b) = two_replicas(&stage, &lines, "hold").await;
 
@@ -89,13 +93,15 @@ async fn status_shows_who_leads_and_how_many_stand_by() {
         let found = json(&stage, &["status", "--json"]);
         let election = &found["elections"][0];
         assert_eq!((&election["name"], &election["state"]), (&Value::from("job"), &Value::from("leading")));
-        assert_eq!(election["key"], Key::of(Kind::Lease, "job").get());
+        assert_eq!(election["key"], Key::of(Kind::Lease, "job").get().to_string());
         let leader = &election["leader"];
         assert_eq!((&leader["identity"], &leader["term"]), (&Value::from("a"), &Value::from(1)));
         assert!(leader["since"].as_str().unwrap().ends_with('Z') && leader["held_for_ms"].is_u64());
         assert_eq!(found["silent"], Value::Array(Vec::new()));
 
-        let table = printed(&stage, &["status", "job", "nobody's"]);
+        let output = run(&stage, &["status", "job", "nobody's"]);
+        assert_eq!(output.status.code(), Some(67), "one of them has no leader: {output:?}");
+        let table = text(&output.stdout);
         let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[2], ["nobody's", "nobody", "-", "-", "-", "-", "0"], "{table}");
         end(&mut [&mut a, &mut b]).await;
@@ -187,19 +193,19 @@ async fn status_shows_a_leader_that_does_not_answer() {
         let mut leader = Replica::spawn(&stage, &patient, "job", &lines, "hold");
         lines.wait_for("a tick", 0).await;
         leader.stop().await;
-        let key = Key::of(Kind::Lease, "job").get();
+        let key = Key::of(Kind::Lease, "job").get().to_string();
         let found = json(&stage, &["status", "--json"]);
         let election = &found["elections"][0];
         assert_eq!((&election["name"], &election["state"]), (&Value::Null, &Value::from("no answer")));
         assert_eq!(
             (&election["key"], &election["leader"]["identity"]),
-            (&Value::from(key), &Value::from("a"))
+            (&Value::from(key.as_str()), &Value::from("a"))
         );
         let pid = election["leader"]["pid"].as_i64().unwrap();
         assert_eq!(found["silent"][0]["identity"], "a");
         let table = printed(&stage, &["status"]);
         assert!(table.contains(&format!("key:{key}")), "{table}");
-        assert!(table.contains(&format!("pid {pid}")) && table.contains("no answer from a"), "{table}");
+        assert!(table.contains(&pid.to_string()) && table.contains("no answer from a"), "{table}");
         let named = printed(&stage, &["status", "job"]);
         assert!(named.contains("job") && named.contains("no answer"), "{named}");
         leader.cont();
@@ -273,6 +279,22 @@ async fn a_closed_pipe_ends_status_without_a_word() {
     }
 }
 
+/// C-06: whoever stops reading ends it also where there is nothing more to tell: `leasehold status --watch | head -1`.
+#[tokio::test]
+async fn a_closed_pipe_ends_a_watch_that_has_nothing_to_tell() {
+    for arguments in [
+        &["status", "--watch", "--interval=50ms", "job"][..],
+        &["status", "--watch", "--interval=50ms", "--json", "job"],
+    ] {
+        let stage = Stage::files();
+        let mut watch = Going::start(&stage, arguments);
+        let mut told = BufReader::new(watch.0.stdout.take().unwrap());
+        told.read_line(&mut String::new()).unwrap();
+        drop(told);
+        assert_eq!(watch.ended().await, (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
 /// C-02, C-06
 #[tokio::test]
 async fn help_has_examples_and_what_makes_no_sense_is_refused() {
@@ -288,6 +310,37 @@ async fn help_has_examples_and_what_makes_no_sense_is_refused() {
         let output = without.env_remove("LEASEHOLD_STORE").output().unwrap();
         assert_eq!(output.status.code(), Some(2));
     }
+    assert_eq!(failed(&stage, &["status", "--watch", "--interval", "0s"]).0, 2);
     assert_eq!(failed(&stage, &["step-down"]).0, 2);
     assert_eq!(failed(&stage, &["step-down", "job", "--timeout", "1s"]).0, 2);
+}
+
+/// C-06: whoever looks makes nothing, and is told where nobody has led yet.
+#[test]
+fn a_directory_that_does_not_exist_is_not_made_by_looking() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("leases");
+    let url = format!("file:{}", missing.display());
+    for arguments in [&["status"][..], &["step-down", "job"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+            .args(["--store", &url])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        assert!(text(&output.stderr).contains("is the path right?"), "{output:?}");
+        assert!(!missing.exists());
+    }
+}
+
+/// C-06: what is forgotten most often.
+#[test]
+fn a_forgotten_separator_is_told() {
+    for arguments in [&["run", "job", "echo", "hi"][..], &["run", "--restart", "always", "job", "--", "true"]]
+    {
+        let output = Command::new(env!("CARGO_BIN_EXE_leasehold")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains("run NAME -- COMMAND") && said.contains("--restart=always"), "{said}");
+    }
 }

@@ -13,6 +13,8 @@ mod blocking;
 mod command_children;
 #[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
 mod command_examples;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+mod command_guard;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_run;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]

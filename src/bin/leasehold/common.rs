@@ -15,7 +15,7 @@ pub(crate) struct Common {
     /// Where the leases are, such as `postgres://user@host/database` or `file:/var/lib/my-app/leases`
     #[arg(long, global = true, env = "LEASEHOLD_STORE", hide_env_values = true, value_name = "URL")]
     store: Option<String>,
-    /// Between two attempts of a standby, such as 5s
+    /// Between two attempts of a standby [default: 5s]
     #[arg(
         long,
         global = true,
@@ -24,7 +24,7 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     retry_interval: Option<String>,
-    /// Between two proofs that the lease is still held
+    /// Between two proofs that the lease is still held [default: 5s]
     #[arg(
         long,
         global = true,
@@ -33,7 +33,7 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     heartbeat_interval: Option<String>,
-    /// How long a statement may go unanswered
+    /// How long a statement may go unanswered [default: 10s]
     #[arg(
         long,
         global = true,
@@ -42,7 +42,8 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     query_timeout: Option<String>,
-    /// How long the command may take to end when it is told to, before it is killed
+    /// How long the command may take to end when it is told to [default: 5s]; it is killed after four fifths of that, and the
+    /// rest is for it to be gone
     #[arg(
         long,
         global = true,
@@ -51,7 +52,8 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     stop_grace: Option<String>,
-    /// How long to wait after an unclean end of another leader [default: 1s]
+    /// How long to wait where the end of the term before may have been unclean, as before the first one [default: 1s; 0s on
+    /// files]
     #[arg(
         long,
         global = true,
@@ -60,18 +62,23 @@ pub(crate) struct Common {
         help_heading = "Options of the lease"
     )]
     takeover_delay: Option<String>,
-    /// What this process is called in logs and in the store
+    /// What this process is called in logs and in the store (also `LEASEHOLD_IDENTITY`, unless a
+    /// `run` around this one has set it)
+    #[arg(long, global = true, value_name = "TEXT", help_heading = "Options of the lease")]
+    identity: Option<String>,
+    /// On PostgreSQL, do without the second connection by which a pooler in transaction mode is found out: only where there is
+    /// certainly none, since behind one two can lead
+    #[arg(long, global = true, env = "LEASEHOLD_TRUST_AFFINITY", help_heading = "Options of the lease")]
+    trust_affinity: bool,
+    /// Hand over when asked to from outside, by `step-down` [default: true]
     #[arg(
         long,
         global = true,
-        env = "LEASEHOLD_IDENTITY",
-        value_name = "TEXT",
+        env = "LEASEHOLD_ANSWER_STEP_DOWN",
+        value_name = "BOOL",
         help_heading = "Options of the lease"
     )]
-    identity: Option<String>,
-    /// Do without the second connection by which a pooler in transaction mode is found out
-    #[arg(long, global = true, env = "LEASEHOLD_TRUST_AFFINITY", help_heading = "Options of the lease")]
-    trust_affinity: bool,
+    answer_step_down: Option<bool>,
     /// Log more: -v debug, -vv all
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "quiet")]
     pub(crate) verbose: u8,
@@ -108,17 +115,28 @@ impl Common {
 
     /// The library's options: what was given, by its text form.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        // What `run` tells its command is who leads: another `run` in there is another process.
+        let is_inside = std::env::var_os("LEASEHOLD_TOKEN").is_some();
+        let inherited = std::env::var("LEASEHOLD_IDENTITY").ok().filter(|_| !is_inside);
         let given = [
             ("retry_interval", self.retry_interval.as_deref()),
             ("heartbeat_interval", self.heartbeat_interval.as_deref()),
             ("query_timeout", self.query_timeout.as_deref()),
             ("stop_grace", self.stop_grace.as_deref()),
             ("takeover_delay", self.takeover_delay.as_deref().or_else(|| self.default_takeover_delay())),
-            ("identity", self.identity.as_deref()),
+            ("identity", self.identity.as_deref().or(inherited.as_deref())),
             ("trust_affinity", self.trust_affinity.then_some("true")),
+            ("answer_step_down", self.answer_step_down.map(|answers| if answers { "true" } else { "false" })),
         ];
-        let pairs: Vec<_> =
-            given.iter().filter_map(|(option, value)| Some(format!("{option}={}", (*value)?))).collect();
+        let mut pairs = Vec::new();
+        for (option, value) in given {
+            let Some(value) = value else { continue };
+            // It would begin another option, which nobody has asked for.
+            if value.contains(',') {
+                return Err(Usage::new(format!("{option} must not contain ',', it is {value:?}")).into());
+            }
+            pairs.push(format!("{option}={value}"));
+        }
         Ok(pairs.join(",").parse()?)
     }
 
@@ -142,6 +160,14 @@ impl Common {
     pub(crate) fn guard_file(&self, name: &str) -> anyhow::Result<Option<PathBuf>> {
         let Some(directory) = self.directory() else { return Ok(None) };
         Ok(Some(std::path::absolute(directory)?.join(format!("{}.guard", Key::of(Kind::Lease, name)))))
+    }
+
+    /// Says what two processes in two working directories would not agree on.
+    pub(crate) fn warn_of_relative_paths(&self) {
+        if let Some(directory) = self.directory().filter(|it| it.is_relative()) {
+            let is_at = std::path::absolute(directory).unwrap_or_default();
+            tracing::warn!(is_at = %is_at.display(), "the store's path is relative: it is another one in another directory");
+        }
     }
 
     /// A Locker that connects when it is first needed.

@@ -46,7 +46,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let holder = holder_sql(key);
     let text = if *json {
         let object = serde_json::json!({
-            "name": name.as_str(), "key": key.get(), "hex": key.to_string(), "holder_sql": holder,
+            "name": name.as_str(), "key": key.get().to_string(), "hex": key.to_string(), "holder_sql": holder,
         });
         object.to_string()
     } else if *sql {

@@ -23,14 +23,15 @@ use self::common::Common;
 const EXAMPLES: &str = "\
 Examples:
   export LEASEHOLD_STORE=postgres://app@db/app
-  leasehold run nightly-cleanup -- ./clean-up --all
-  leasehold run --restart reconciler -- python reconcile.py
+  leasehold run --restart=always reconciler -- python reconcile.py
+  leasehold run --no-wait --once nightly-cleanup -- ./clean-up --all
   leasehold status --watch
   leasehold step-down reconciler --wait
 
-Exit codes: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be executed.
-leasehold's own: 2 bad usage, 67 nobody leads, 69 the store cannot be reached, 70 a bug, 75 not acquired or not taken over
-in time, 76 the lease was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be used.";
+Exit codes of `run`: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be \
+executed. leasehold's own: 2 bad usage, 67 nobody leads, 69 the store cannot be reached, 70 a bug, 75 not acquired or not \
+taken over in time, 76 the lease was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be \
+used.";
 
 /// Leader election, by the PostgreSQL that you have or by a directory.
 #[derive(Debug, Parser)]
@@ -50,11 +51,16 @@ enum Command {
     /// Kills the process group of a command when `run`, which started it, is dead or stands still.
     #[cfg(unix)]
     #[command(hide = true)]
-    Guard,
+    Guard {
+        /// What the guards of a name hold one after the other, where they are on one host
+        file: Option<std::path::PathBuf>,
+    },
     /// Becomes a command, when it may: what `run` starts.
     #[cfg(unix)]
     #[command(hide = true)]
     Exec {
+        /// The process id of that `run`
+        parent: i32,
         /// The command and its arguments
         #[arg(last = true, required = true)]
         command: Vec<std::ffi::OsString>,
@@ -84,16 +90,29 @@ fn runtime() -> anyhow::Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
+/// What an option too much often means.
+fn hint(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+    if error.kind() == ErrorKind::UnknownArgument && std::env::args().nth(1).is_some_and(|verb| verb == "run")
+    {
+        let tips =
+            "put `--` before the command: leasehold run NAME -- COMMAND; and write --restart=always with `=`";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tips.into()]));
+    }
+    error
+}
+
 fn main() -> ExitCode {
-    let Arguments { common, command } = Arguments::parse();
+    let Arguments { common, command } = Arguments::try_parse().unwrap_or_else(|error| hint(error).exit());
     log::start(&common, command.log_level());
     let outcome = match command {
         #[cfg(unix)]
         Command::Run(arguments) => run::main(&common, arguments),
         #[cfg(unix)]
-        Command::Guard => Ok(run::guard::main()),
+        Command::Guard { file } => Ok(run::guard::main(file.as_deref())),
         #[cfg(unix)]
-        Command::Exec { command } => Ok(ExitCode::from(run::command::exec(&command))),
+        Command::Exec { parent, command } => Ok(ExitCode::from(run::command::exec(parent, &command))),
         Command::Status(arguments) => status::main(&common, &arguments),
         Command::StepDown(arguments) => step_down::main(&common, &arguments),
         Command::Doctor(arguments) => doctor::main(&common, &arguments),

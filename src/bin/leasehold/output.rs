@@ -18,6 +18,22 @@ pub(crate) fn print(text: &str) -> anyhow::Result<bool> {
     }
 }
 
+/// Whether somebody still reads, as far as that can be told without writing.
+pub(crate) fn is_read() -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        let out = io::stdout();
+        // An error is told in any case.
+        let mut files = [PollFd::new(&out, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut files, Some(&at_once)).is_err() || !files[0].revents().contains(PollFlags::ERR)
+    }
+    #[cfg(not(unix))]
+    true
+}
+
 /// Says what is wrong. That nobody reads it is no reason to leave the rest undone, as it would be for `eprintln!`.
 pub(crate) fn complain(what: impl Display) {
     writeln!(io::stderr(), "leasehold: {what}").ok();

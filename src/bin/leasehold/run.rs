@@ -31,37 +31,51 @@ use crate::output::complain;
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
+/// How many guards may die before one of them is ready: after that it is no accident.
+const MOST_GUARDS: u32 = 3;
+
 /// How often `--no-wait` looks whether its one attempt has been answered.
 const LOOK: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  leasehold run nightly-cleanup -- ./clean-up --all
+  leasehold run sweeper -- python sweep.py          # one replica at a time; the others stand by, each until its turn
   leasehold run --restart=always sweeper -- python sweep.py
-  leasehold run --no-wait report -- ./report        # exit code 75 where another one leads
+  leasehold run --no-wait --once report -- ./report # ends at once, with exit code 75, while another one leads
   leasehold run sweeper -- sh -c 'a | b'            # there is no shell in between unless you ask for one
 
-The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM (counted by this process) and LEASEHOLD_TOKEN: a
-number that grows with every term, whoever leads, for what can refuse a write that comes late. It and all in its process group are sent
-TERM when the lease is lost or this process is told to stop, and KILL when --stop-grace is over; what leaves the group
-(setsid) is the command's own to end. TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end
-this process, and a second one kills at once. What is ignored when this process starts (nohup) stays ignored by both.
-In front on a terminal, the command has the terminal; Ctrl-C ends it and is the end of --restart, too, and Ctrl-Z
-suspends nothing: one that leads does not stand still.")]
+The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM (counted by this process) and LEASEHOLD_TOKEN: a \
+number that grows with every term, whoever leads, for what can refuse a write that comes late.
+
+It and all in its process group are sent TERM when the lease is lost or this process is told to stop, and KILL towards \
+the end of --stop-grace; what leaves the group (setsid) is the command's own to end. After a loss the command is started \
+again when this process leads again, unless --once is given. While the store cannot be reached, or refuses the login, \
+this process waits for that, unless --no-wait or --wait is given.
+
+TERM, INT, HUP, QUIT, USR1 and USR2 are passed on; all but the last two also end this process, and a second one kills \
+at once. What is ignored when this process starts (nohup) stays ignored by both, but for PIPE and CHLD, \
+which the command finds as they are by default. In front on a terminal, the command has \
+the terminal: what is typed goes to it alone. Ctrl-C ends it, and is the end of --restart, too; if it ignores that, send \
+TERM to this process. Ctrl-Z suspends nothing: one that leads does not stand still.
+
+Exit codes: the command's own; 128 + n where signal n ended it, or this process before it led (TERM: 143); 127 if it was \
+not found, 126 if it cannot be executed. leasehold's own: 2 bad usage, 69 the store cannot be reached, 70 a bug, 75 not \
+acquired in time, 76 the lease was lost (--once), 78 the store must not be used.")]
 pub(crate) struct Arguments {
     /// What is led: all that give the same name on the same store contend
     name: String,
-    /// Start the command again when it has ended, and go on leading
+    /// Start the command again when it has ended, and go on leading: `--restart` alone where it has failed, or
+    /// `--restart=always`
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on-failure")]
     restart: Option<Restart>,
-    /// Lead once: end when the lease is lost, with exit code 76
+    /// Run the command once: where the lease is lost, end with exit code 76 instead of waiting to lead again
     #[arg(long)]
     once: bool,
     /// Give up when this process does not lead by then, with exit code 75
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "no_wait")]
     wait: Option<Duration>,
-    /// Give up when somebody else leads, with exit code 75
+    /// Give up at once while somebody else leads, with exit code 75
     #[arg(long)]
     no_wait: bool,
     /// The command and its arguments
@@ -86,8 +100,11 @@ pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<Exit
     code
 }
 
-async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
+async fn run(common: &Common, mut arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
+    // Not to wait is to ask once, and not to leave before there is an answer.
+    arguments.no_wait |= arguments.wait.take_if(|limit| limit.is_zero()).is_some();
     let options = common.options()?;
+    common.warn_of_relative_paths();
     // Before anybody can see this process in the store, and send it one.
     let signals = Signals::start()?;
     let locker = if arguments.no_wait {
@@ -226,6 +243,7 @@ impl Wrapper {
     /// One term: the command, again and again if so wished, until it has ended or is to stop.
     async fn lead(&self, lease: Lease) -> Result<Ended, CannotStart> {
         let mut pause = RESTART_PAUSE.0;
+        let mut guards = 0;
         loop {
             let since = now();
             let holding = self.guard.borrow_mut().hold()?;
@@ -236,6 +254,8 @@ impl Wrapper {
             let token = tokio::select! {
                 biased;
                 () = lease.cancelled() => {
+                    // What it gets from now on, others wait for.
+                    self.guard.borrow_mut().free();
                     self.after_a_stop(&lease);
                     // Nobody hears that: the term is over.
                     return Ok(Ended::Code(0));
@@ -245,10 +265,18 @@ impl Wrapper {
             let token = match token {
                 // The lease is cancelled by now.
                 Err(CannotStart::NoToken(TokenError::Over { .. })) => continue,
+                // Somebody has killed the guard: there will be another one.
+                Err(CannotStart::System(error))
+                    if error.kind() == io::ErrorKind::UnexpectedEof && guards < MOST_GUARDS =>
+                {
+                    guards += 1;
+                    continue;
+                }
                 token => token?,
             };
             let command = Command::start(self, &lease, token).await?;
             let ended = command.attend(&lease).await;
+            info!(name = self.arguments.name, code = ended.code(), "the command has ended");
             self.last.set(Some(ended));
             let again = match self.arguments.restart {
                 Some(Restart::Always) => true,
@@ -266,7 +294,7 @@ impl Wrapper {
                 pause = RESTART_PAUSE.0;
             }
             let jittered = pause.mul_f64(rand::make_rng::<rand::rngs::StdRng>().random_range(0.5..1.0));
-            warn!(name = self.arguments.name, code = ended.code(), pause = %humantime::format_duration(jittered), "the command ended: starting it again");
+            warn!(name = self.arguments.name, code = ended.code(), pause = %humantime::format_duration(Duration::from_millis(jittered.as_millis().try_into().unwrap_or(u64::MAX))), "the command ended: starting it again");
             pause = (2 * pause).min(RESTART_PAUSE.1);
             tokio::select! {
                 biased;
@@ -285,6 +313,13 @@ impl Wrapper {
             Some(Reason::Shutdown | Reason::Closed) => {}
             Some(Reason::Lost(_)) if self.arguments.once => {
                 self.verdict.set(Some(exit::LOST));
+                self.shutdown.cancel();
+            }
+            // The command's own code, then: it was not lost.
+            Some(Reason::SteppedDown) if self.arguments.once => {
+                if self.last.get().is_none() {
+                    self.verdict.set(Some(exit::NOT_ACQUIRED));
+                }
                 self.shutdown.cancel();
             }
             _ => self.last.set(None),

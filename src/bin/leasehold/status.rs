@@ -14,7 +14,11 @@ use crate::{exit, output};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Names that you do not give are found by asking every live process; whoever holds something and does not answer within \
-500 ms is shown as `no answer`, with the key and the process id that the store shows.
+500 ms is shown as `no answer`, with the key and the process that the store shows: on PostgreSQL, that of the server.
+
+With names, the exit code is 67 if nobody leads one of them. In JSON, `aside` are candidates that neither lead nor stand \
+by (ineligible, or still ending a term that they have lost), and `silent` are processes that did not answer; `pid` is on \
+PostgreSQL the server's process for that session.
 
 Examples:
   leasehold status
@@ -33,12 +37,18 @@ pub(crate) struct Arguments {
     #[arg(short, long)]
     watch: bool,
     /// With --watch: how often to look [default: 2s]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "watch")]
+    #[arg(long, value_name = "TIME", value_parser = interval, requires = "watch")]
     interval: Option<Duration>,
 }
 
 /// Often enough for a person who looks on.
 const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Not without a pause: that asks the store for all that it can do.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if interval.is_zero() { Err("it must not be zero, for example 2s".to_owned()) } else { Ok(interval) }
+}
 
 const HEAD: [&str; 7] = ["NAME", "STATE", "LEADER", "SINCE", "FROM", "TERM", "STANDBYS"];
 
@@ -55,9 +65,9 @@ pub(crate) fn main(common: &Common, arguments: &Arguments) -> anyhow::Result<Exi
         let shown = if arguments.watch {
             watch(&observer, &names, arguments).await
         } else {
-            let snapshot = View::of(observer.snapshot().await?, &names);
+            let snapshot = View::of(observer.snapshot().await?, &names, observer.address());
             let text = if arguments.json { format!("{}\n", snapshot.json()) } else { snapshot.table() };
-            output::print(&text).map(|_| ExitCode::SUCCESS)
+            output::print(&text).map(|_| snapshot.code())
         };
         observer.close().await;
         shown
@@ -77,7 +87,7 @@ async fn watch(observer: &Observer, names: &[Name], arguments: &Arguments) -> an
             snapshot = watch.next() => snapshot,
         };
         let view = match snapshot {
-            Ok(snapshot) => View::of(snapshot, names),
+            Ok(snapshot) => View::of(snapshot, names, observer.address()),
             // It may be back at the next look.
             Err(error @ leasehold::Error::Unanswered { .. }) => {
                 output::complain(format_args!("{error}"));
@@ -91,7 +101,10 @@ async fn watch(observer: &Observer, names: &[Name], arguments: &Arguments) -> an
             // Home, and clear what was there.
             format!("\x1b[H\x1b[2J{at}, every {}\n\n{}", humantime::format_duration(interval), view.table())
         } else if news.is_empty() {
-            continue;
+            if output::is_read() {
+                continue;
+            }
+            return Ok(ExitCode::SUCCESS);
         } else if arguments.json {
             format!("{}\n", view.json())
         } else {
@@ -108,20 +121,30 @@ struct View {
     at: SystemTime,
     elections: Vec<Election>,
     silent: Vec<Participant>,
+    store: String,
+    /// Names were asked for, and nobody leads one of them.
+    is_leaderless: bool,
 }
 
 impl View {
-    fn of(snapshot: Snapshot, names: &[Name]) -> Self {
+    fn of(snapshot: Snapshot, names: &[Name], store: &str) -> Self {
         let at = wall_clock();
         if names.is_empty() {
-            return Self { at, elections: snapshot.elections, silent: snapshot.silent };
+            let Snapshot { elections, silent, .. } = snapshot;
+            return Self { at, elections, silent, store: store.to_owned(), is_leaderless: false };
         }
-        Self { at, elections: names.iter().map(|name| snapshot.of(name)).collect(), silent: Vec::new() }
+        let elections: Vec<_> = names.iter().map(|name| snapshot.of(name)).collect();
+        let is_leaderless = elections.iter().any(|election| election.leader.is_none());
+        Self { at, elections, silent: Vec::new(), store: store.to_owned(), is_leaderless }
+    }
+
+    fn code(&self) -> ExitCode {
+        ExitCode::from(if self.is_leaderless { exit::NOBODY_LEADS } else { 0 })
     }
 
     fn table(&self) -> String {
         if self.elections.is_empty() && self.silent.is_empty() {
-            return "nobody leads, and nobody stands by\n".to_owned();
+            return format!("nobody leads, and nobody stands by, on {}\n", self.store);
         }
         let rows: Vec<[String; 7]> = self.elections.iter().map(row).collect();
         let width = |column: usize| {
@@ -186,7 +209,7 @@ impl View {
     fn election(&self, election: &Election) -> Value {
         json!({
             "name": election.name.as_ref().map(Name::as_str),
-            "key": election.key.get(),
+            "key": election.key.get().to_string(),
             "hex": election.key.to_string(),
             "state": state(election),
             "leader": election.leader.as_ref().map(|it| self.participant(it)),
@@ -273,7 +296,9 @@ fn plain(election: &Election) -> String {
 }
 
 fn whence(participant: &Participant) -> Option<String> {
-    let pid = participant.pid.map(|pid| format!("pid {pid}"));
+    // Where the store has connections, it is the server's process for that of the participant.
+    let what = if participant.address.is_some() { "server process" } else { "pid" };
+    let pid = participant.pid.map(|pid| format!("{what} {pid}"));
     let parts: Vec<String> = participant.address.clone().into_iter().chain(pid).collect();
     (!parts.is_empty()).then(|| parts.join(", "))
 }

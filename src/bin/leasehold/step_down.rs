@@ -49,7 +49,7 @@ pub(crate) fn main(common: &Common, arguments: &Arguments) -> anyhow::Result<Exi
 
 async fn ask(observer: &Observer, name: &Name) -> anyhow::Result<ExitCode> {
     match observer.snapshot().await?.of(name).leader {
-        None => Ok(nobody_leads(name)),
+        None => Ok(nobody_leads(observer, name)),
         Some(leader) if leader.answers_step_down == Some(false) => Ok(refused(&leader)),
         Some(leader) => {
             observer.step_down(name).await?;
@@ -81,7 +81,7 @@ async fn wait(observer: &Observer, name: &Name, timeout: Option<Duration>) -> an
         handover.await?
     };
     match handover {
-        Handover::NobodyLeads => Ok(nobody_leads(name)),
+        Handover::NobodyLeads => Ok(nobody_leads(observer, name)),
         Handover::Refused { leader } => Ok(refused(&leader)),
         Handover::TakenOver { from, by } => {
             let who = participant_text(&by);
@@ -97,8 +97,12 @@ async fn wait(observer: &Observer, name: &Name, timeout: Option<Duration>) -> an
     }
 }
 
-fn nobody_leads(name: &Name) -> ExitCode {
-    output::complain(format_args!("nobody leads {}: nobody was asked", output::name(name)));
+fn nobody_leads(observer: &Observer, name: &Name) -> ExitCode {
+    output::complain(format_args!(
+        "nobody leads {} on {}: nobody was asked",
+        output::name(name),
+        observer.address()
+    ));
     ExitCode::from(exit::NOBODY_LEADS)
 }
 

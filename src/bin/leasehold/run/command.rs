@@ -7,7 +7,7 @@ use std::process;
 use std::time::Duration;
 
 use leasehold::{FencingToken, Lease};
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpgrp, getpid, getppid, kill_process};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{debug, info, warn};
 
@@ -20,11 +20,24 @@ use crate::exit;
 use crate::output::complain;
 
 /// What is started in the place of the command, and becomes it when it may.
-pub(crate) fn exec(command: &[OsString]) -> u8 {
+///
+/// It stands still until the parent, who started it, lets it go on. Should that die, the kernel kills this where it can be
+/// told to, and the command with it: it is only where the guard dies at the same time that this makes a difference. Elsewhere
+/// the kernel lets a stopped group go on that nobody else can, after a HUP, which it may ignore (nohup).
+pub(crate) fn exec(parent: i32, command: &[OsString]) -> u8 {
     let [program, arguments @ ..] = command else { return exit::USAGE };
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).ok();
+    let is_orphan = || getppid().map(Pid::as_raw_pid) != Some(parent);
+    if is_orphan() {
+        return exit::LOST;
+    }
     if let Err(error) = kill_process(getpid(), Signal::STOP) {
         complain(error);
         return exit::BUG;
+    }
+    if is_orphan() {
+        return exit::LOST;
     }
     let error = process::Command::new(program).args(arguments).exec();
     complain(format_args!("{}: {error}", program.display()));
@@ -65,11 +78,10 @@ pub(super) struct Command<'a> {
 
 impl<'a> Command<'a> {
     /// Starts it as the leader of a process group of its own, when the guard knows of the group: until then it stands
-    /// still. Should this process die meanwhile, the kernel ends it, as it does with every stopped group that nobody can
-    /// let go on any more.
+    /// still, and dies with this process: see [`exec`].
     pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease, token: FencingToken) -> io::Result<Self> {
         let mut exec = this_program()?;
-        exec.args(["exec", "--"])
+        exec.args(["exec", &getpid().as_raw_pid().to_string(), "--"])
             .args(&wrapper.arguments.command)
             .env("LEASEHOLD_NAME", lease.name().as_str())
             .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
@@ -87,8 +99,9 @@ impl<'a> Command<'a> {
         }
         command.leash(lease);
         command.tell_the_guard_of_the_terminal();
-        command.group.signal(Signal::CONT);
-        info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "started the command");
+        // This process may have stood still since it had the token.
+        command.group.signal(if lease.is_held() { Signal::CONT } else { Signal::KILL });
+        info!(name = %lease.name(), term = lease.term(), pid = pid.as_raw_pid(), "starts the command");
         Ok(command)
     }
 
@@ -205,6 +218,7 @@ impl Drop for Command<'_> {
         if self.group.is_empty() {
             self.wrapper.guard.borrow_mut().free();
         } else {
+            self.wrapper.guard.borrow_mut().kill();
             self.group.signal(Signal::KILL);
         }
         self.wrapper.reaper.forget(self.pid);

@@ -4,17 +4,18 @@
 //! that wrote it is dead, and the group is killed at once. Where the *leash* runs out, since the writer stands still
 //! and cannot prolong it, the group is killed before anybody else may lead.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, BufRead as _, PipeWriter, Write as _};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, ExitCode, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::stdio::stdin;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::warn;
 
@@ -41,26 +42,52 @@ pub(crate) struct Guard {
 struct Process {
     pid: Pid,
     say: PipeWriter,
-    /// Until it is asked to hold something.
-    answers: Option<ChildStdout>,
-    /// It has said that it holds that, or has nothing to hold.
-    holds: Arc<AtomicBool>,
+    answers: Answers,
+}
+
+/// Where the guard answers. `None` while it is waited for an answer, and when none will come.
+#[derive(Clone)]
+struct Answers(Arc<Mutex<Option<ChildStdout>>>);
+
+impl Answers {
+    fn get(&self) -> MutexGuard<'_, Option<ChildStdout>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks until it has answered.
+    fn read(&self, mut answers: ChildStdout) -> io::Result<String> {
+        let mut line = String::new();
+        // It says no more than it is asked.
+        io::BufReader::new(&mut answers).read_line(&mut line)?;
+        if line.is_empty() {
+            // It is dead, whether or not it still seems to listen.
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        *self.get() = Some(answers);
+        Ok(line)
+    }
 }
 
 impl Guard {
     pub(crate) fn start(file: Option<PathBuf>, reaper: Reaper) -> io::Result<Self> {
-        Ok(Self { file, process: Process::start(&reaper, "free")?, reaper })
+        let process = Process::start(&reaper, file.as_deref(), "free")?;
+        Ok(Self { file, process, reaper })
     }
 
     pub(crate) const fn pid(&self) -> Pid {
         self.process.pid
     }
 
-    /// Somebody has killed it.
+    /// Somebody has killed it, or it does not listen.
     fn start_again(&mut self, first: &str) -> io::Result<()> {
-        warn!("the guard is dead: another one is started");
-        self.reaper.forget(self.process.pid);
-        self.process = Process::start(&self.reaper, first)?;
+        let Process { pid, .. } = self.process;
+        if self.reaper.runs(pid) {
+            kill_process(pid, Signal::KILL).ok();
+        } else {
+            warn!("the guard is dead: another one is started");
+        }
+        self.reaper.forget(pid);
+        self.process = Process::start(&self.reaper, self.file.as_deref(), first)?;
         Ok(())
     }
 
@@ -68,27 +95,21 @@ impl Guard {
     /// is to be waited for.
     pub(crate) fn hold(&mut self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
         // One that was asked, and whose answer nobody has waited for, is asked no more.
-        let is_asked = self.process.answers.is_none() && !self.process.holds.load(Ordering::Relaxed);
-        if is_asked || self.process.say("free").is_err() {
-            self.start_again("free")?;
+        let is_asked = self.process.answers.get().is_none();
+        let order = if self.file.is_some() { "free\nhold" } else { "free" };
+        if is_asked || self.process.say(order).is_err() {
+            self.start_again(order)?;
         }
-        let file = self.file.clone().and_then(|file| Some((file, self.process.answers.take()?)));
-        if let Some((path, _)) = &file {
-            self.process.say(&format!("hold {}", path.display()))?;
+        let mut asked = None;
+        if let Some(path) = self.file.clone() {
+            let answers = self.process.answers.clone();
+            asked = answers.get().take().map(|stdout| (path, answers.clone(), stdout));
         }
-        let holds = Arc::clone(&self.process.holds);
         Ok(async move {
-            let Some((path, answers)) = file else { return Ok(()) };
+            let Some((path, answers, stdout)) = asked else { return Ok(()) };
             // It may have to wait until the one before has killed its group: that takes milliseconds.
-            let answered = tokio::task::spawn_blocking(move || {
-                let mut line = String::new();
-                io::BufReader::new(answers).read_line(&mut line).map(|_| line)
-            });
-            match answered.await??.trim() {
-                "held" => {
-                    holds.store(true, Ordering::Relaxed);
-                    Ok(())
-                }
+            match tokio::task::spawn_blocking(move || answers.read(stdout)).await??.trim() {
+                "held" => Ok(()),
                 other => Err(io::Error::other(format!("the guard cannot lock {}: {other}", path.display()))),
             }
         })
@@ -98,7 +119,7 @@ impl Guard {
     pub(crate) fn leash(&mut self, group: Group, left: Duration) -> bool {
         let at = clock().saturating_add(left).as_millis();
         let text = format!("leash {} {at}", group.0.as_raw_pid());
-        self.process.say(&text).is_ok() || self.start_again(&text).is_ok()
+        self.process.say(&text).is_ok() || self.start_again(&format!("{text}\nkeep")).is_ok()
     }
 
     /// That group gets the terminal back from the command, should this process be killed.
@@ -109,9 +130,9 @@ impl Guard {
     /// Waits until it has ended: it holds open what this process was started with, and what whoever started that waits
     /// for may be one of these things. Not for long: somebody may have stopped it.
     pub(crate) async fn end(self) {
-        let Self { process: Process { pid, say, answers, holds }, reaper, .. } = self;
+        let Self { process: Process { pid, say, answers }, reaper, .. } = self;
         drop(say);
-        if answers.is_none() && !holds.load(Ordering::Relaxed) && reaper.runs(pid) {
+        if answers.get().is_none() && reaper.runs(pid) {
             // It waits for another one's, and hears nothing. It leads nothing yet.
             kill_process(pid, Signal::KILL).ok();
         }
@@ -122,17 +143,25 @@ impl Guard {
     pub(crate) fn free(&mut self) {
         self.process.say("free").ok();
     }
+
+    /// The group is to be killed at once. When it is empty, that is as if this process had said so.
+    pub(crate) fn kill(&mut self) {
+        self.process.say("kill").ok();
+    }
 }
 
 impl Process {
     /// It is told the first thing before it runs: from then on it may be needed.
-    fn start(reaper: &Reaper, first: &str) -> io::Result<Self> {
+    fn start(reaper: &Reaper, file: Option<&Path>, first: &str) -> io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
         let (hear, say) = io::pipe()?;
+        // Who stopped it stops not us: where it is full it is of no use.
+        rustix::io::ioctl_fionbio(&say, true)?;
         tell(&say, first)?;
         let mut child = this_program()?
             .arg("guard")
+            .args(file)
             // Out of the way of what is sent to our group, such as by a terminal.
             .process_group(0)
             .stdin(hear)
@@ -140,7 +169,7 @@ impl Process {
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         reaper.watch(pid);
-        Ok(Self { pid, say, answers: child.stdout.take(), holds: Arc::default() })
+        Ok(Self { pid, say, answers: Answers(Arc::new(Mutex::new(child.stdout.take()))) })
     }
 
     fn say(&self, line: &str) -> io::Result<()> {
@@ -170,19 +199,27 @@ fn clock() -> Duration {
 
 /// What the guard was told.
 enum Order {
-    Hold(PathBuf),
-    Leash { group: Group, until: Duration },
+    /// Lock the file, and say so.
+    Hold,
+    /// Lock it if it is free, as it is where the one before has just been killed.
+    Keep,
+    Leash {
+        group: Group,
+        until: Duration,
+    },
     Terminal(Pid),
+    Kill,
     Free,
 }
 
 impl Order {
     fn read(line: &str) -> Option<Self> {
-        if let Some(path) = line.strip_prefix("hold ") {
-            return Some(Self::Hold(path.into()));
-        }
-        if line == "free" {
-            return Some(Self::Free);
+        match line {
+            "hold" => return Some(Self::Hold),
+            "keep" => return Some(Self::Keep),
+            "kill" => return Some(Self::Kill),
+            "free" => return Some(Self::Free),
+            _ => {}
         }
         if let Some(group) = line.strip_prefix("terminal ") {
             return Some(Self::Terminal(Pid::from_raw(group.parse().ok()?)?));
@@ -195,58 +232,95 @@ impl Order {
     }
 }
 
-/// The guard itself.
-pub(crate) fn main() -> ExitCode {
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || {
-        for line in io::stdin().lines() {
-            let Ok(line) = line else { break };
-            if let Some(order) = Order::read(&line)
-                && tell.send(order).is_err()
-            {
-                break;
+/// What is read of the guard's orders: on one thread, so that one that is there is seen before it is too late, also
+/// where this process stood still.
+#[derive(Default)]
+struct Orders {
+    read: Vec<u8>,
+}
+
+/// Why there is no order.
+enum Nothing {
+    Timeout,
+    Dead,
+}
+
+impl Orders {
+    fn next(&mut self, left: Duration) -> Result<Order, Nothing> {
+        loop {
+            while let Some(end) = self.read.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                if let Some(order) = std::str::from_utf8(&line[..end]).ok().and_then(Order::read) {
+                    return Ok(order);
+                }
+            }
+            let stdin = stdin();
+            let mut files = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
+            let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+            match poll(&mut files, Some(&left)) {
+                // The clock says which of them it is.
+                Ok(0) | Err(rustix::io::Errno::INTR) => return Err(Nothing::Timeout),
+                Ok(_) => {
+                    let mut buffer = [0; 4096];
+                    match rustix::io::read(stdin, &mut buffer) {
+                        Ok(0) => return Err(Nothing::Dead),
+                        Ok(n) => self.read.extend_from_slice(&buffer[..n]),
+                        Err(rustix::io::Errno::INTR) => {}
+                        Err(_) => return Err(Nothing::Dead),
+                    }
+                }
+                Err(_) => return Err(Nothing::Dead),
             }
         }
-    });
+    }
+}
+
+/// The guard itself.
+pub(crate) fn main(file: Option<&Path>) -> ExitCode {
+    let mut orders = Orders::default();
     let mut leash: Option<(Group, Duration)> = None;
     let mut held = None;
     let mut terminal = None;
     loop {
-        let left = leash.map_or(LONG, |(_, until)| until.saturating_sub(clock()));
-        match told.recv_timeout(left) {
-            Ok(Order::Hold(path)) => {
-                println!(
-                    "{}",
-                    hold(&path).map_or_else(
-                        |error| error.to_string(),
-                        |file| {
-                            held = Some(file);
-                            "held".to_owned()
-                        }
-                    )
-                );
+        let left = leash.map_or(LONG, |(_, until)| until.saturating_sub(clock()).min(LONG));
+        match orders.next(left) {
+            Ok(Order::Hold) => {
+                let answer = match hold(file) {
+                    Ok(file) => {
+                        held = Some(file);
+                        "held".to_owned()
+                    }
+                    Err(error) => error.to_string(),
+                };
+                // Whoever asked may be dead.
+                writeln!(io::stdout(), "{answer}").ok();
             }
+            Ok(Order::Keep) => held = keep(file),
             Ok(Order::Leash { group, until }) => leash = Some((group, until)),
             Ok(Order::Terminal(group)) => terminal = Some(group),
-            Ok(Order::Free) => (leash, terminal) = (None, None),
-            Err(RecvTimeoutError::Timeout) => {
+            Ok(Order::Kill) => {
+                if let Some((group, _)) = leash {
+                    kill(group);
+                }
+                (leash, terminal, held) = (None, None, None);
+            }
+            Ok(Order::Free) => (leash, terminal, held) = (None, None, None),
+            Err(Nothing::Timeout) => {
                 if let Some((group, until)) = leash
                     && clock() >= until
                 {
                     group.signal(Signal::KILL);
-                    leash = None;
+                    // It is not seen to be empty.
+                    leash = Some((group, Duration::MAX));
                     // Whoever should read it may stand still, too.
                     thread::spawn(|| complain("the process that leads stands still: its command is killed"));
                 }
             }
-            Err(RecvTimeoutError::Disconnected) => break,
+            Err(Nothing::Dead) => break,
         }
     }
     if let Some((group, _)) = leash {
-        group.signal(Signal::KILL);
-        while !group.is_empty() {
-            thread::sleep(Duration::from_millis(1));
-        }
+        kill(group);
     }
     // Only now: whoever waits for it starts a command of its own.
     drop(held);
@@ -259,8 +333,28 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn hold(path: &Path) -> io::Result<File> {
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+/// Kills the group, and waits until it is empty.
+fn kill(group: Group) {
+    group.signal(Signal::KILL);
+    while !group.is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn hold(path: Option<&Path>) -> io::Result<File> {
+    let file = open(path.ok_or(io::ErrorKind::InvalidInput)?)?;
     file.lock()?;
     Ok(file)
+}
+
+fn keep(path: Option<&Path>) -> Option<File> {
+    let file = open(path?).ok()?;
+    match file.try_lock() {
+        Ok(()) => Some(file),
+        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
