@@ -561,7 +561,7 @@ impl Entrance {
             return entered.ok_or_else(|| self.timeout(since, has_turn.load(Ordering::Relaxed), None));
         }
         let mut entering = pin!(self.acquire(mode, false, &has_turn));
-        let question = limit.saturating_sub(LAST_QUESTION.min(limit / 4));
+        let question = limit.saturating_sub(LAST_QUESTION.min(limit / 2));
         let mut holder = None;
         if let Ok(entered) = tokio::time::timeout(question, &mut entering).await {
             return entered?.ok_or(LockError::Driver);

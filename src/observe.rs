@@ -54,6 +54,13 @@ const HANDOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// # }
 /// ```
 ///
+/// ```compile_fail,E0599
+/// # fn no_lock(observer: leasehold::Observer) {
+/// // Nor does it enter anything.
+/// observer.lock("invoice:42");
+/// # }
+/// ```
+///
 /// # Examples
 ///
 /// ```

@@ -46,6 +46,8 @@ mod postgres_hosts;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_kit;
 #[cfg(all(unix, feature = "postgres"))]
+mod postgres_locks;
+#[cfg(all(unix, feature = "postgres"))]
 mod postgres_poolers;
 #[cfg(all(unix, feature = "postgres"))]
 mod postgres_refusals;

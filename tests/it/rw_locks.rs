@@ -191,3 +191,27 @@ async fn everybody_gets_through_and_no_writer_beside_anybody() {
     })
     .await;
 }
+
+/// L-17: a writer that waits is killed: readers are in its way no more as soon as the store has noticed.
+#[tokio::test]
+async fn a_killed_writer_keeps_nobody_out() {
+    on_every_store(async |stage| {
+        let (a, b) = (stage.locker(quick("a")), stage.locker(quick("b")));
+        let reader = a.rw_lock("catalogue").read().await.unwrap();
+        let writes = tokio::spawn({
+            let lock = b.rw_lock("catalogue");
+            async move { lock.write().await }
+        });
+        let is_known = || stage.waiters_of(Kind::RwLock, "catalogue").is_none_or(|waiters| waiters == 1);
+        until("the writer waits", is_known).await;
+        b.lock("other").lock().await.unwrap().release().await.unwrap();
+        assert!(a.rw_lock("catalogue").try_read().await.unwrap().is_none(), "a writer waits");
+        // Its task and its Locker are gone, and what is left of its session with them.
+        writes.abort();
+        assert!(writes.await.unwrap_err().is_cancelled());
+        drop(b);
+        let other = a.rw_lock("catalogue").read_timeout(LONG).await.unwrap();
+        drop((reader, other));
+    })
+    .await;
+}

@@ -108,7 +108,7 @@ impl<H: Clone> Machine<H> {
                     self.heartbeat_sent = sent;
                 }
                 if start_at.is_some() {
-                    let delay = humantime::format_duration(place.takeover_delay).to_string();
+                    let delay = humantime::format_duration(delay).to_string();
                     info!(name = %place.name, term = number, delay, "waits: the term before may not have ended in order");
                     place.show(State::Blocked);
                 } else {
