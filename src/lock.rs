@@ -544,7 +544,8 @@ impl Entrance {
         match patience {
             Patience::None => self.acquire(mode, true, &AtomicBool::new(false)).await,
             Patience::Endless => self.acquire(mode, false, &AtomicBool::new(false)).await,
-            Patience::Until(limit) => self.enter_within(mode, limit).await.map(Some),
+            // Apart, or those who wait without a limit would have the room for it as well.
+            Patience::Until(limit) => Box::pin(self.enter_within(mode, limit)).await.map(Some),
         }
     }
 

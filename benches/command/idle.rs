@@ -8,7 +8,7 @@ use rustix::process::Pid;
 use crate::arguments::Arguments;
 use crate::place::Place;
 use crate::process::{HEARTBEAT, Process, Then, now};
-use crate::report::{Row, Unit};
+use crate::report::{Goal, Row, Unit};
 use crate::usage::{Memory, Work};
 
 const GOAL_MIB: f64 = 15.0;
@@ -27,7 +27,7 @@ pub(crate) fn memory(place: &Place, arguments: Arguments) -> anyhow::Result<Vec<
         Row::new(format!("memory, {}: {what}", place.label), Unit::MiB, mib(value)).with_limit(mib(limit))
     };
     Ok(vec![
-        row("wrapper", wrapper.rss, plain.rss).with_goal(GOAL_MIB),
+        row("wrapper", wrapper.rss, plain.rss).with_goal(Goal::Below(GOAL_MIB)),
         row("guard", guard.rss, plain.rss),
         row("sum", sum.rss, plain.rss),
         row("sum, shared pages once", sum.pss, plain.pss),
@@ -49,7 +49,7 @@ pub(crate) fn warm_work(place: &Place, arguments: Arguments) -> anyhow::Result<R
     let work = (after.0 - wrapper) + (after.1 - guard);
     let percent = work.cpu.as_secs_f64() / seconds * 100.0 * interval.as_secs_f64() / HEARTBEAT.as_secs_f64();
     let metric = format!("processor, {}, leader: sum, warm", place.label);
-    Ok(Row::new(metric, Unit::Percent, percent).with_goal(GOAL_PERCENT * arguments.allowance))
+    Ok(Row::new(metric, Unit::Percent, percent).with_goal(Goal::Below(GOAL_PERCENT * arguments.allowance)))
 }
 
 /// `leasehold run` and its guard.
@@ -106,7 +106,7 @@ pub(crate) fn work(places: &[Place], arguments: Arguments) -> anyhow::Result<Vec
             let row = Row::new(format!("processor, {what}: {who}"), Unit::Percent, percent(work));
             row.with_limit(percent(plain))
         };
-        rows.push(cpu("wrapper", wrapper).with_goal(GOAL_PERCENT * arguments.allowance));
+        rows.push(cpu("wrapper", wrapper).with_goal(Goal::Below(GOAL_PERCENT * arguments.allowance)));
         rows.push(cpu("guard", guard));
         rows.push(cpu("sum", wrapper + guard));
         let wakes = Row::new(format!("wake-ups, {what}: sum"), Unit::PerSecond, per_second(wrapper + guard));

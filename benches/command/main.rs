@@ -25,6 +25,8 @@ mod place;
 #[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
+#[path = "../shared/report.rs"]
+#[allow(dead_code, reason = "shared with another bench")]
 mod report;
 #[cfg(target_os = "linux")]
 mod run;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::arguments::{Arguments, USAGE};
 use crate::place::Place;
 use crate::process::{self, now};
-use crate::report::{Row, table};
+use crate::report::{BUILD, Row, load, table};
 use crate::{hand_over, idle, start};
 
 /// `started` is when this process's first instruction ran.
@@ -40,13 +40,12 @@ fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
     let summary = format!(
         "{}\nMedian of {} starts and ends, of {} hand-overs. Processor time within {} s. Load average before {load_before}, \
-         after {}. A build {} optimisation. All of it took {} s.",
+         after {}. {BUILD} All of it took {} s.",
         table(&rows),
         arguments.starts(),
         arguments.hand_overs(),
         arguments.window().as_secs(),
         load()?,
-        if cfg!(debug_assertions) { "without" } else { "with" },
         now().saturating_sub(since).as_secs(),
     );
     if arguments.is_json {
@@ -58,10 +57,4 @@ fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
         println!("{summary}");
     }
     Ok(if rows.iter().any(Row::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// Of the last minute.
-fn load() -> anyhow::Result<String> {
-    let text = std::fs::read_to_string("/proc/loadavg")?;
-    Ok(text.split(' ').next().unwrap_or_default().to_owned())
 }

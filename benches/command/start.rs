@@ -9,7 +9,7 @@ use sqlx::{Connection as _, PgConnection};
 use crate::arguments::Arguments;
 use crate::place::{Place, runtime};
 use crate::process::{Process, Then, now};
-use crate::report::{Row, Spread};
+use crate::report::{Goal, Row, Spread};
 
 /// The median, on the file store.
 const GOAL_MS: f64 = 50.0;
@@ -24,7 +24,7 @@ const WITH_DELAY: usize = 3;
 pub(crate) fn rows(place: &Place, arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     if place.sql().is_none() {
         let [start, end] = figures(place, place.label, &[], arguments.starts())?;
-        return Ok(vec![start.with_goal(GOAL_MS * arguments.allowance), end]);
+        return Ok(vec![start.with_goal(Goal::Below(GOAL_MS * arguments.allowance)), end]);
     }
     // On a server it depends on the way there, so there is no goal. And nobody there knows how the last leader ended:
     // a start waits as a takeover does.

@@ -21,6 +21,7 @@ mod judge;
 #[cfg(unix)]
 mod log;
 #[cfg(unix)]
+#[path = "../shared/raw.rs"]
 mod raw;
 #[cfg(unix)]
 mod replica;
@@ -43,6 +44,9 @@ mod support {
 
     pub(crate) use self::wait::{eventually, now, until};
 }
+
+#[cfg(unix)]
+use log::now;
 
 #[cfg(unix)]
 fn main() -> anyhow::Result<std::process::ExitCode> {

@@ -1,9 +1,10 @@
-//! The figures that were published: see `benches/failover` and `benches/command`.
+//! The figures that were published: see `benches/failover`, `benches/command` and `benches/locks`.
 
 use serde_json::Value;
 
 const LINES: &str = include_str!("../../docs/figures/failover.jsonl");
 const COMMAND_LINES: &str = include_str!("../../docs/figures/command.jsonl");
+const LOCK_LINES: &str = include_str!("../../docs/figures/locks.jsonl");
 const README: &str = include_str!("../../README.md");
 
 /// What the bench measures, in its order.
@@ -31,7 +32,7 @@ fn is_spread(value: &Value) -> bool {
 
 #[test]
 fn every_line_of_the_figures_is_json_for_a_goal_that_was_reached() {
-    let lines: Vec<Value> = LINES.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let lines = lines(LINES);
     let scenarios: Vec<&str> = lines.iter().map(|line| line["scenario"].as_str().unwrap()).collect();
     assert_eq!(scenarios, SCENARIOS);
     for line in &lines {
@@ -49,19 +50,43 @@ fn the_readme_has_a_row_for_every_line_of_the_figures() {
     }
 }
 
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
 /// Nothing is hidden: what has a goal is in the README, and a goal that was missed is called so there.
+fn is_told(line: &Value) {
+    let metric = line["metric"].as_str().unwrap();
+    let rows: Vec<&str> = README.lines().filter(|row| row.starts_with(&format!("| {metric} |"))).collect();
+    let [row] = rows[..] else { panic!("{metric}: {rows:?}") };
+    assert_eq!(row.contains("missed"), line["ok"] == false, "{line} is {row}");
+}
+
 #[test]
 fn the_readme_has_a_row_for_every_goal_of_the_command_line() {
-    let lines: Vec<Value> =
-        COMMAND_LINES.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let lines = lines(COMMAND_LINES);
     let judged: Vec<&Value> = lines.iter().filter(|line| line["goal"].is_number()).collect();
     assert!(judged.len() >= 9, "{judged:?}");
     for line in judged {
-        let metric = line["metric"].as_str().unwrap();
-        let rows: Vec<&str> =
-            README.lines().filter(|row| row.starts_with(&format!("| {metric} |"))).collect();
-        let [row] = rows[..] else { panic!("{metric}: {rows:?}") };
         assert_eq!(line["value"].as_f64() < line["goal"].as_f64(), line["ok"] == true, "{line}");
-        assert_eq!(row.contains("missed"), line["ok"] == false, "{line} is {row}");
+        is_told(line);
+    }
+}
+
+#[test]
+fn the_readme_has_a_row_for_every_goal_of_critical_sections() {
+    let lines = lines(LOCK_LINES);
+    let judged: Vec<&Value> = lines.iter().filter(|line| line["goal"].is_number()).collect();
+    assert!(judged.len() >= 9, "{judged:?}");
+    for line in judged {
+        let number = |of: &str| line[of].as_f64();
+        let is_reached = match line["goal_is"].as_str() {
+            Some("value at most") => number("value") <= number("goal"),
+            Some("ratio at most") => number("ratio") <= number("goal"),
+            Some("ratio at least") => number("ratio") >= number("goal"),
+            other => panic!("a goal that is {other:?}"),
+        };
+        assert_eq!(line["ok"].as_bool(), Some(is_reached), "{line}");
+        is_told(line);
     }
 }

@@ -169,7 +169,7 @@ impl Cluster {
     }
 
     fn command(dir: &Path, port: u16, settings: &[String]) -> Command {
-        let mut command = Command::new(programs::postgres("postgres"));
+        let mut command = Command::new(Self::program("postgres"));
         command.arg("-D").arg(dir.join("data"));
         let quick = ["fsync=off", "full_page_writes=off", "autovacuum=off", "jit=off", "shared_buffers=16MB"];
         let logged = ["log_connections=on", "log_disconnections=on", "log_line_prefix=%p %a: "];
@@ -190,6 +190,11 @@ impl Cluster {
     fn local(dir: &Path, port: u16) -> PgConnectOptions {
         let options = PgConnectOptions::new_without_pgpass().socket(dir).port(port);
         options.username("postgres").database("postgres").application_name("tests")
+    }
+
+    /// Where a program of the server's package is.
+    pub(crate) fn program(name: &str) -> PathBuf {
+        programs::postgres(name)
     }
 
     pub(crate) const fn port(&self) -> u16 {
@@ -415,7 +420,7 @@ fn free_port() -> u16 {
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
-        let initdb = programs::postgres("initdb");
+        let initdb = Cluster::program("initdb");
         let version = Command::new(&initdb).arg("--version").output().expect("initdb runs").stdout;
         let version: String =
             String::from_utf8_lossy(&version).chars().filter(char::is_ascii_alphanumeric).collect();

@@ -8,12 +8,12 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 
-use crate::log::now;
+use crate::now;
 
-const ROUNDS: usize = 10;
+pub(crate) const ROUNDS: usize = 10;
 
 /// Before each, as the replicas are idle before a hand-over: who has just run, runs sooner.
-const PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 
 /// What each costs: from before the statement that unlocks to after the one that takes the lock.
 pub(crate) fn hand_overs(target: &PgConnectOptions) -> anyhow::Result<Vec<Duration>> {

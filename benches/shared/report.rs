@@ -1,4 +1,4 @@
-//! The table, and the lines for programs.
+//! The table, and the lines for programs: of the benches that hold each figure against a limit.
 
 use std::time::Duration;
 
@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 pub(crate) enum Unit {
     Ms,
     MiB,
+    KiB,
     /// Of one core.
     Percent,
     PerSecond,
+    Sessions,
 }
 
 impl Unit {
@@ -18,28 +20,51 @@ impl Unit {
         match self {
             Self::Ms => "ms",
             Self::MiB => "MiB",
+            Self::KiB => "KiB",
             Self::Percent => "% of a core",
             Self::PerSecond => "per s",
+            Self::Sessions => "sessions",
         }
     }
 }
 
 /// What came of the rounds of one figure.
 #[derive(Default)]
-pub(crate) struct Spread(Vec<Duration>);
+pub(crate) struct Spread(Vec<f64>);
 
 impl Spread {
+    /// In milliseconds.
     pub(crate) fn add(&mut self, value: Duration) {
+        self.push(value.as_secs_f64() * 1e3);
+    }
+
+    pub(crate) fn push(&mut self, value: f64) {
         self.0.push(value);
     }
 
-    /// Median and worst, in milliseconds.
-    fn ms(&self) -> (f64, f64) {
-        let mut values: Vec<_> = self.0.iter().map(|value| value.as_secs_f64() * 1e3).collect();
+    pub(crate) fn median(&self) -> f64 {
+        let mut values = self.0.clone();
         values.sort_unstable_by(f64::total_cmp);
         let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        (f64::midpoint(low, high), values[values.len() - 1])
+        f64::midpoint(low, high)
     }
+
+    /// The longest time, the lowest rate.
+    fn worst(&self, unit: Unit) -> f64 {
+        let worse = if matches!(unit, Unit::PerSecond) { f64::min } else { f64::max };
+        self.0.iter().copied().reduce(worse).unwrap_or_default()
+    }
+}
+
+/// What is to be reached.
+#[derive(Clone, Copy)]
+pub(crate) enum Goal {
+    /// The value stays below that.
+    Below(f64),
+    AtMost(f64),
+    /// The value is at most so many times the limit.
+    TimesAtMost(f64),
+    TimesAtLeast(f64),
 }
 
 /// One figure.
@@ -50,8 +75,7 @@ pub(crate) struct Row {
     value: f64,
     worst: Option<f64>,
     limit: Option<f64>,
-    /// What the value must stay below.
-    goal: Option<f64>,
+    goal: Option<Goal>,
 }
 
 impl Row {
@@ -60,8 +84,11 @@ impl Row {
     }
 
     pub(crate) fn spread(metric: String, ours: &Spread, limit: &Spread) -> Self {
-        let (median, worst) = ours.ms();
-        Self { worst: Some(worst), ..Self::new(metric, Unit::Ms, median) }.with_limit(limit.ms().0)
+        Self::of(metric, Unit::Ms, ours).with_limit(limit.median())
+    }
+
+    pub(crate) fn of(metric: String, unit: Unit, ours: &Spread) -> Self {
+        Self { worst: Some(ours.worst(unit)), ..Self::new(metric, unit, ours.median()) }
     }
 
     #[must_use]
@@ -70,13 +97,18 @@ impl Row {
     }
 
     #[must_use]
-    pub(crate) fn with_goal(self, goal: f64) -> Self {
+    pub(crate) fn with_goal(self, goal: Goal) -> Self {
         Self { goal: Some(goal), ..self }
     }
 
     /// `None` where there is no goal.
     fn is_ok(&self) -> Option<bool> {
-        self.goal.map(|goal| self.value < goal)
+        self.goal.map(|goal| match goal {
+            Goal::Below(goal) => self.value < goal,
+            Goal::AtMost(goal) => self.value <= goal,
+            Goal::TimesAtMost(goal) => self.ratio().is_some_and(|ratio| ratio <= goal),
+            Goal::TimesAtLeast(goal) => self.ratio().is_some_and(|ratio| ratio >= goal),
+        })
     }
 
     pub(crate) fn is_missed(&self) -> bool {
@@ -96,7 +128,8 @@ impl Row {
             "worst": self.worst.map(rounded),
             "limit": self.limit.map(rounded),
             "ratio": self.ratio().map(|ratio| (ratio * 100.0).round() / 100.0),
-            "goal": self.goal,
+            "goal": self.goal.map(Goal::number),
+            "goal_is": self.goal.map(Goal::word),
             "ok": self.is_ok(),
         })
     }
@@ -110,9 +143,38 @@ impl Row {
             or_dash(self.worst.map(|worst| format!("{} {unit}", text(worst)))),
             or_dash(self.limit.map(|limit| format!("{} {unit}", text(limit)))),
             or_dash(self.ratio().map(|ratio| format!("{} ×", text(ratio)))),
-            or_dash(self.goal.map(|goal| format!("< {goal} {unit}"))),
+            or_dash(self.goal.map(|goal| goal.text(unit))),
             or_dash(self.is_ok().map(|is_ok| if is_ok { "yes" } else { "NO" }.to_owned())),
         ]
+    }
+}
+
+impl Goal {
+    const fn number(self) -> f64 {
+        match self {
+            Self::Below(goal) | Self::AtMost(goal) | Self::TimesAtMost(goal) | Self::TimesAtLeast(goal) => {
+                goal
+            }
+        }
+    }
+
+    /// For programs.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Below(_) => "value below",
+            Self::AtMost(_) => "value at most",
+            Self::TimesAtMost(_) => "ratio at most",
+            Self::TimesAtLeast(_) => "ratio at least",
+        }
+    }
+
+    fn text(self, unit: &str) -> String {
+        match self {
+            Self::Below(goal) => format!("< {goal} {unit}"),
+            Self::AtMost(goal) => format!("≤ {goal} {unit}"),
+            Self::TimesAtMost(goal) => format!("≤ {goal} ×"),
+            Self::TimesAtLeast(goal) => format!("≥ {goal} ×"),
+        }
     }
 }
 
@@ -139,3 +201,13 @@ fn text(value: f64) -> String {
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
+
+/// Of the last minute.
+pub(crate) fn load() -> std::io::Result<String> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    Ok(text.split(' ').next().unwrap_or_default().to_owned())
+}
+
+/// How it was built, for people.
+pub(crate) const BUILD: &str =
+    if cfg!(debug_assertions) { "A build without optimisation." } else { "A build with optimisation." };
