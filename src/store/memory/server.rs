@@ -69,6 +69,8 @@ struct Lock {
 #[derive(Debug)]
 pub(crate) struct Server {
     rule: Rule,
+    /// A session is granted what it holds already.
+    stacks: bool,
     accepts: bool,
     last_session: u64,
     last_grant: u64,
@@ -84,6 +86,7 @@ impl Server {
     pub(crate) fn new(rule: Rule) -> Self {
         Self {
             rule,
+            stacks: false,
             accepts: true,
             last_session: 0,
             last_grant: 0,
@@ -93,6 +96,11 @@ impl Server {
             statements: BTreeMap::new(),
             outbox: Vec::new(),
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn stack(&mut self) {
+        self.stacks = true;
     }
 
     pub(crate) const fn rule(&self) -> Rule {
@@ -205,7 +213,10 @@ impl Server {
         let keeps_out = |live: &Live| ask.mode == Mode::Read && live.writes.contains(&ask.key);
         let is_kept_out = self.sessions.values().any(keeps_out);
         let lock = self.locks.entry(ask.key).or_default();
-        let shares = |holder: &Holder| matches!((holder.mode, ask.mode), (Mode::Read, Mode::Read));
+        let stacks = self.stacks;
+        let shares = |holder: &Holder| {
+            (holder.mode, ask.mode) == (Mode::Read, Mode::Read) || stacks && holder.session == id
+        };
         let Some(live) =
             self.sessions.get_mut(&id).filter(|_| !is_kept_out && lock.holders.iter().all(shares))
         else {
