@@ -274,13 +274,17 @@ fn simulate_sections(
         let (mut lockers, mut replicas, mut visitors) = (Vec::new(), Vec::new(), Vec::new());
         for host in (0..hosts).map(Host) {
             let locker = Locker::memory(&memory, options.clone().identity(format!("{host}-{seed}"))).unwrap();
-            memory.lose_pushes(locker.identity(), rng.random_bool(0.1));
             if leads {
                 replicas.push(Replica::start(&world, host, &locker, NAMES[0], StdRng::from_rng(&mut rng)));
             }
             lockers.push(locker);
         }
         world.name_hosts(&lockers);
+        for host in (0..hosts).map(Host) {
+            if rng.random_bool(0.1) {
+                world.deafen(host);
+            }
+        }
         for section in &contended {
             for (host, locker) in lockers.iter().enumerate() {
                 for number in 0..rng.random_range(1..=3) {

@@ -191,12 +191,15 @@ impl Visitor {
         world.joins(section, section.kind == Kind::Lock || habits.writes > 0.0);
         let visitor = Self { world: world.clone(), host, section, habits, door };
         let visits = async move {
-            loop {
+            let mut is_last = false;
+            while !is_last {
                 let longest = if visitor.habits.is_eager { 600 } else { 6_000 };
                 tokio::time::sleep(between(&mut rng, 0, longest)).await;
                 if visitor.world.is_draining() {
                     return;
                 }
+                // Once more, and nobody comes again through a Locker that is closed.
+                is_last = visitor.world.has_closed(host);
                 let mut chance = StdRng::from_rng(&mut rng);
                 let plan = Plan::any(&mut chance, visitor.section, visitor.habits);
                 tokio::select! {
@@ -275,11 +278,12 @@ impl Visitor {
     }
 }
 
-/// Has a section's habits: one visitor of the catalogue writes, and the others read as often as they can.
+/// How a section is visited: one visitor of the catalogue writes, and the others read as often as they can.
 pub(super) fn habits(section: Section, is_first: bool, rng: &mut StdRng) -> Habits {
     match section.name {
         "catalogue" if is_first => Habits { writes: 1.0, is_eager: false },
         "catalogue" => Habits { writes: 0.0, is_eager: true },
+        "invoice" => Habits { writes: 1.0, is_eager: rng.random_bool(0.5) },
         _ => Habits { writes: if rng.random_bool(0.5) { 0.3 } else { 0.0 }, is_eager: false },
     }
 }

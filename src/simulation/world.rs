@@ -34,6 +34,7 @@ pub(super) struct World(Arc<Mutex<State>>);
 
 struct State {
     memory: Memory,
+    keys_expire: bool,
     bounds: Bounds,
     retry_interval: Duration,
     query_timeout: Duration,
@@ -77,6 +78,8 @@ struct Faults {
     /// When anything last was wrong with it.
     troubled: Option<Instant>,
     thawed: Instant,
+    /// It is never told of releases.
+    is_deaf: bool,
     /// Its Locker is being closed.
     closed: Option<Instant>,
 }
@@ -246,11 +249,13 @@ impl World {
             deprived_until: None,
             troubled: None,
             thawed: now,
+            is_deaf: false,
             closed: None,
         };
         let names = || NAMES.into_iter().chain(Section::ALL.map(|section| section.name));
         Self(Arc::new(Mutex::new(State {
             memory: memory.clone(),
+            keys_expire: memory.keys_expire(),
             bounds: options.bounds(),
             retry_interval: options.retry_interval,
             query_timeout: options.query_timeout,

@@ -113,8 +113,10 @@ impl State {
                     wrong.push(format!("nobody is in {} for {vacant:?}, though {host} waits", section.name));
                 }
                 let waited = now.saturating_duration_since(calm_since.max(asked));
-                let bound = self.longest_wait(*visit);
-                if is_calm && waited > bound {
+                if let Some(bound) = self.longest_wait(*visit)
+                    && is_calm
+                    && waited > bound
+                {
                     let mode = visit.mode;
                     wrong.push(format!(
                         "{host} waits for {} ({mode:?}) longer than {bound:?}: others always come first",
@@ -129,16 +131,20 @@ impl State {
     }
 
     /// How long a visitor may have to wait where nothing goes wrong.
-    fn longest_wait(&self, visit: Visit) -> Duration {
+    fn longest_wait(&self, visit: Visit) -> Option<Duration> {
         // A release that was not pushed is found by the next poll.
         let turn = LONGEST_STAY + self.retry_interval.mul_f64(1.0 + JITTER);
         let (visitors, writers) = self.visits.crowds[visit.section.name];
         if visit.mode == Mode::Write && writers == 1 {
             // Those of its own process that were there before it; and then those who were in when it registered.
-            LONGEST_STAY + turn
+            Some(LONGEST_STAY + turn)
+        } else if self.hosts[visit.host.0].is_deaf {
+            // Its polls find the section free, or do not: that is luck.
+            None
         } else {
-            // No order holds between processes: each of the others may come first, and again.
-            turn * visitors * 3
+            // Each of the others comes first. No order holds between processes, so one or the other does so again; but few
+            // stay for as long as they may.
+            Some(turn + LONGEST_STAY * visitors)
         }
     }
 
@@ -167,7 +173,9 @@ impl State {
                 patience.is_try() && now - asked >= *limit && self.was_troubled_since(host, asked)
             }
             LockError::Lost { cause: LossCause::Gone } => {
-                self.visits.revoked.get(&(host, name)).is_some_and(|at| *at >= asked)
+                let was_revoked = self.visits.revoked.get(&(host, name)).is_some_and(|at| *at >= asked);
+                // A release that was long on its way finds that the key has expired.
+                was_revoked || self.keys_expire && self.was_troubled_since(host, asked)
             }
             LockError::Lost { cause: LossCause::Driver | LossCause::Distrusted { .. } } => false,
             LockError::Lost { .. } => self.was_troubled_since(host, asked),
@@ -252,6 +260,19 @@ impl World {
         state.note(format_args!("{host} closes"));
         state.hosts[host.0].closed.get_or_insert(clock::now());
         state.disturbed = Some(clock::now());
+    }
+
+    pub(in crate::simulation) fn deafen(&self, host: Host) {
+        let mut state = self.state();
+        state.note(format_args!("{host} is deaf"));
+        state.hosts[host.0].is_deaf = true;
+        let memory = state.memory.clone();
+        drop(state);
+        memory.lose_pushes(&self.identity(host), true);
+    }
+
+    pub(in crate::simulation) fn has_closed(&self, host: Host) -> bool {
+        self.state().hosts[host.0].closed.is_some()
     }
 
     pub(in crate::simulation) fn hangs(&self, what: &str) {
