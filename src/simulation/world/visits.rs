@@ -138,12 +138,12 @@ impl State {
         if visit.mode == Mode::Write && writers == 1 {
             // Those of its own process that were there before it; and then those who were in when it registered.
             Some(LONGEST_STAY + turn)
-        } else if self.hosts[visit.host.0].is_deaf {
-            // Its polls find the section free, or do not: that is luck.
+        } else if self.hosts[visit.host.0].is_deaf || self.hosts.len() > 2 {
+            // Polls find the section free, or do not: that is luck. And no order holds between processes: of three, two
+            // that are quick can pass it to and fro for as long as somebody waits on both.
             None
         } else {
-            // Each of the others comes first. No order holds between processes, so one or the other does so again; but few
-            // stay for as long as they may.
+            // Each of the others comes first, some of them again; but few stay for as long as they may.
             Some(turn + LONGEST_STAY * visitors)
         }
     }
