@@ -250,6 +250,37 @@ fn fault(rng: &mut StdRng, world: &World, lockers: &[Locker], replicas: &[(Host,
 /// What a seed is simulated as.
 type Simulate = fn(u64, Option<Sabotage>, bool) -> (Vec<String>, Result<(), String>);
 
+/// Does something to a host with critical sections. True if its Locker is to be closed.
+fn fault_of_sections(rng: &mut StdRng, world: &World, host: Host, contended: &[Section]) -> bool {
+    let most = if rng.random_bool(0.5) { 6_000 } else { 60_000 };
+    let lasting = between(rng, 1, most);
+    match rng.random_range(0..20) {
+        kind @ 0..=6 => strike(rng, world, host, kind, lasting),
+        7 | 8 => world.revoke_section(host, *contended.choose(rng).unwrap()),
+        9 => world.down(between(rng, 1, 8_000)),
+        10 => return true,
+        _ => {}
+    }
+    false
+}
+
+/// Everybody who waits gets in, and then nothing is left of them, though the sessions live.
+async fn empty(world: &World, ttl: Duration) {
+    world.heal_everything();
+    world.drain();
+    let settled = clock::now() + world.longest_visit();
+    while world.somebody_asks() && clock::now() < settled {
+        tokio::time::sleep(ms(500)).await;
+        world.check();
+    }
+    if world.somebody_asks() {
+        world.hangs("somebody who waits");
+    }
+    // What was lost with its session expires.
+    tokio::time::sleep(ttl * 2).await;
+    world.check_that_nobody_is_in();
+}
+
 /// As [`simulate`], for critical sections: visitors on every host, and often candidates beside them on the same sessions.
 fn simulate_sections(
     seed: u64,
@@ -303,21 +334,14 @@ fn simulate_sections(
         let mut closed = Vec::new();
         let end = clock::now() + between(&mut rng, 30_000, 150_000);
         while clock::now() < end {
-            if let Some(&host) = struck.choose(&mut rng) {
-                let most = if rng.random_bool(0.5) { 6_000 } else { 60_000 };
-                let lasting = between(&mut rng, 1, most);
-                match rng.random_range(0..20) {
-                    kind @ 0..=6 => strike(&mut rng, &world, host, kind, lasting),
-                    7 | 8 => world.revoke_section(host, *contended.choose(&mut rng).unwrap()),
-                    9 => world.down(between(&mut rng, 1, 8_000)),
-                    10 if closed.len() + 1 < hosts => {
-                        world.closes(host);
-                        let locker = lockers[host.0].clone();
-                        let close = async move { locker.close().await };
-                        closed.push(tokio::spawn(memory.on(lockers[host.0].identity(), close)));
-                    }
-                    _ => {}
-                }
+            if let Some(&host) = struck.choose(&mut rng)
+                && fault_of_sections(&mut rng, &world, host, &contended)
+                && closed.len() + 1 < hosts
+            {
+                world.closes(host);
+                let locker = lockers[host.0].clone();
+                let close = async move { locker.close().await };
+                closed.push(tokio::spawn(memory.on(lockers[host.0].identity(), close)));
             }
             for _ in 0..rng.random_range(1..=6) {
                 tokio::time::sleep(between(&mut rng, 0, 1_500)).await;
@@ -325,20 +349,7 @@ fn simulate_sections(
             }
         }
         if rng.random_bool(0.5) {
-            // Everybody who waits gets in, and then nothing is left of them, though the sessions live.
-            world.heal_everything();
-            world.drain();
-            let settled = clock::now() + world.longest_visit();
-            while world.somebody_asks() && clock::now() < settled {
-                tokio::time::sleep(ms(500)).await;
-                world.check();
-            }
-            if world.somebody_asks() {
-                world.hangs("somebody who waits");
-            }
-            // What was lost with its session expires.
-            tokio::time::sleep(options.bounds().ttl * 2).await;
-            world.check_that_nobody_is_in();
+            empty(&world, options.bounds().ttl).await;
         }
         world.close();
         for (host, locker) in lockers.iter().enumerate() {
