@@ -42,8 +42,9 @@ struct Live {
     /// When the server finished its last statement.
     idle_since: Instant,
     waits_for: BTreeSet<Key>,
-    /// Those of them that it waits for to write.
-    writes: BTreeSet<Key>,
+    /// Those of them that it waits for to write, and when it last said so. Where keys expire, so does that: the session of
+    /// a process that stands still does not end there.
+    writes: BTreeMap<Key, Instant>,
 }
 
 #[derive(Debug)]
@@ -144,7 +145,7 @@ impl Server {
         self.last_session += 1;
         let id = SessionId(self.last_session);
         let identity = identity.to_owned();
-        let (waits_for, writes) = (BTreeSet::new(), BTreeSet::new());
+        let (waits_for, writes) = (BTreeSet::new(), BTreeMap::new());
         self.sessions.insert(id, Live { identity, ttl, idle_since: now, waits_for, writes });
         Some(id)
     }
@@ -173,7 +174,7 @@ impl Server {
         for key in &exchange.withdrawals {
             let Some(live) = self.sessions.get_mut(&id) else { break };
             live.waits_for.remove(key);
-            if live.writes.remove(key) {
+            if live.writes.remove(key).is_some() {
                 // Readers that were kept out may come in.
                 self.push(id, Freed { key: *key, is_clean: false });
             }
@@ -208,9 +209,13 @@ impl Server {
         }
         let registered = live.waits_for.contains(&ask.key);
         if registered && ask.mode == Mode::Write {
-            live.writes.insert(ask.key);
+            live.writes.insert(ask.key, now);
         }
-        let keeps_out = |live: &Live| ask.mode == Mode::Read && live.writes.contains(&ask.key);
+        let expires = self.rule == Rule::Expiry;
+        let keeps_out = |live: &Live| {
+            let said = live.writes.get(&ask.key);
+            ask.mode == Mode::Read && said.is_some_and(|at| !expires || *at + live.ttl > now)
+        };
         let is_kept_out = self.sessions.values().any(keeps_out);
         let lock = self.locks.entry(ask.key).or_default();
         let stacks = self.stacks;
