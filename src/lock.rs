@@ -20,6 +20,7 @@ use crate::error::{LockError, LossCause};
 use crate::lease::Lease;
 use crate::locker::Inner;
 use crate::name::{Key, Kind, Name};
+use crate::sabotage::Sabotage;
 use crate::scope::{Scope, ScopedName};
 use crate::store::{Holder, Mode};
 use crate::turns::Turn;
@@ -600,12 +601,13 @@ impl Entrance {
         let max_held = options.max_held;
         let room = max_held.saturating_sub(self.locker.candidates());
         let full = |_| LockError::TooManyNames { max_held };
-        let turn = match turns.try_turn(self.key, mode, room).map_err(full)? {
+        let turns_as = if options.is_broken(Sabotage::NoTurns) { Mode::Read } else { mode };
+        let turn = match turns.try_turn(self.key, turns_as, room).map_err(full)? {
             Some(turn) => turn,
             None if is_try => return Ok(None),
             None => tokio::select! {
                 biased;
-                turn = turns.turn(self.key, mode, room) => turn.map_err(full)?,
+                turn = turns.turn(self.key, turns_as, room) => turn.map_err(full)?,
                 () = closing.cancelled() => return Err(LockError::Closed),
             },
         };

@@ -20,6 +20,12 @@ pub enum Sabotage {
     StaleEvents,
     /// The grace to stop starts when the loss is noticed, not at the deadline.
     GraceFromNotice,
+    /// Tasks of one process do not wait for each other before a section.
+    NoTurns,
+    /// Nobody is told that somebody waits to write.
+    NoIntent,
+    /// Who no longer waits stays registered as one who does.
+    NoWithdrawal,
     /// The server is not told to end a session that has fallen silent.
     #[cfg_attr(
         not(any(test, feature = "testing", feature = "postgres")),

@@ -207,7 +207,7 @@ impl<H: Clone> Machine<H> {
             candidate.place.key == key
                 && matches!(&candidate.phase, Phase::Waiting(waiting) if waiting.registered)
         };
-        if !self.candidates.values().any(waits) {
+        if !self.candidates.values().any(waits) && !self.options.is_broken(Sabotage::NoWithdrawal) {
             self.withdrawals.push(key);
         }
     }
@@ -531,7 +531,10 @@ impl<H: Clone> Machine<H> {
             asks.push(Ask {
                 key: place.key,
                 name: place.name.clone(),
-                mode: place.mode(),
+                mode: match place.mode() {
+                    Mode::Write if self.options.is_broken(Sabotage::NoIntent) => Mode::Exclusive,
+                    mode => mode,
+                },
                 ttl: self.bounds.ttl.max(place.ttl().unwrap_or_default()),
                 is_section: !place.is_run(),
                 register: !waiting.registered && place.try_until().is_none(),

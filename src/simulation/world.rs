@@ -1,5 +1,7 @@
 //! What really happened in a simulated run, and what must not have.
 
+mod visits;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{self, Future};
@@ -11,8 +13,12 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use tokio::time::Instant;
 
+use self::visits::Visits;
+pub(super) use self::visits::{Asking, LONGEST_KEPT, LONGEST_STAY, Patience, Section, Visit};
 use super::NAMES;
-use crate::{Bounds, Lease, Locker, Memory, Name, Options, Reason, RunError, clock};
+use crate::name::Kind;
+use crate::store::Mode;
+use crate::{Bounds, Key, Lease, Locker, Memory, Name, Options, Reason, RunError, clock};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Host(pub(super) usize);
@@ -28,14 +34,20 @@ pub(super) struct World(Arc<Mutex<State>>);
 
 struct State {
     memory: Memory,
+    keys_expire: bool,
     bounds: Bounds,
     retry_interval: Duration,
     query_timeout: Duration,
     stop_grace: Duration,
     hosts: Vec<Faults>,
+    /// When a fault last began or ended, of whomever.
+    disturbed: Option<Instant>,
     down_until: Option<Instant>,
     up_since: Instant,
     bodies: Vec<Body>,
+    /// How many bodies there have been.
+    begun_bodies: u64,
+    visits: Visits,
     /// When a body of that name was last polled.
     led: BTreeMap<&'static str, Instant>,
     /// Who holds the name on the server by which grant, and since when.
@@ -63,6 +75,13 @@ struct Faults {
     well_since: Instant,
     /// The server ended the session or took a lease away: by then the host has surely noticed, whatever else befell it.
     deprived_until: Option<Instant>,
+    /// When anything last was wrong with it.
+    troubled: Option<Instant>,
+    thawed: Instant,
+    /// It is never told of releases.
+    is_deaf: bool,
+    /// Its Locker is being closed.
+    closed: Option<Instant>,
 }
 
 impl Faults {
@@ -71,15 +90,26 @@ impl Faults {
     }
 }
 
-/// A body of a job that has started and not ended.
+/// A body of a job, or one who is in a section, that has started and not ended.
 struct Body {
     number: u64,
     host: Host,
     name: &'static str,
+    mode: Mode,
     term: u64,
     started: Instant,
     /// The server took the lease from a healthy holder, or one that is cut off: then it may overlap for so long.
     may_overlap_until: Option<Instant>,
+    /// When the server first took the lease.
+    deprived: Option<Instant>,
+}
+
+impl Body {
+    /// Of what is for one alone, or for many who read.
+    fn excludes(&self, other: &Self) -> bool {
+        let both_read = (self.mode, other.mode) == (Mode::Read, Mode::Read);
+        self.name == other.name && self.number != other.number && !both_read
+    }
 }
 
 impl State {
@@ -114,12 +144,15 @@ impl State {
             if name.is_none() && self.hosts[host.0].is_well() { self.stop_grace } else { longest };
         let faults = &mut self.hosts[host.0];
         faults.deprived_until = faults.deprived_until.max(Some(now + longest));
+        faults.troubled = Some(now);
+        self.disturbed = Some(now);
         for body in self
             .bodies
             .iter_mut()
             .filter(|body| body.host == host && name.is_none_or(|name| name == body.name))
         {
             body.may_overlap_until = body.may_overlap_until.max(Some(now + allowance));
+            body.deprived.get_or_insert(now);
         }
     }
 
@@ -134,11 +167,73 @@ impl State {
     }
 
     fn is_able_since(&self, host: Host, name: &'static str) -> Option<Instant> {
-        let faults = &self.hosts[host.0];
         let able = (*self.able.get(&(host, name))?)?;
         let eligible = *self.eligible.get(&(host, name)).unwrap_or(&true);
-        (faults.is_well() && self.down_until.is_none() && eligible)
-            .then(|| able.max(faults.well_since).max(self.up_since))
+        self.reaches_the_server_since(host).filter(|_| eligible).map(|since| since.max(able))
+    }
+
+    fn reaches_the_server_since(&self, host: Host) -> Option<Instant> {
+        let faults = &self.hosts[host.0];
+        (faults.is_well() && self.down_until.is_none()).then(|| faults.well_since.max(self.up_since))
+    }
+
+    /// Somebody begins what the model judges. Gives its number.
+    fn begin(&mut self, host: Host, name: &'static str, mode: Mode, term: u64) -> u64 {
+        let now = clock::now();
+        let number = self.begun_bodies;
+        self.begun_bodies += 1;
+        // It may not have heard yet that its session was ended.
+        let may_overlap_until = self.hosts[host.0].deprived_until.filter(|at| *at > now);
+        let (started, deprived) = (now, None);
+        self.bodies.push(Body { number, host, name, mode, term, started, may_overlap_until, deprived });
+        number
+    }
+
+    /// A body is about to be polled: whoever came after it must be one that it may be together with.
+    fn acts(&mut self, number: u64) {
+        let now = clock::now();
+        let Some(body) = self.bodies.iter().find(|body| body.number == number) else { return };
+        let (host, name, term) = (body.host, body.name, body.term);
+        let others = self.bodies.iter().filter(|other| body.excludes(other));
+        let overlaps =
+            others.filter(|other| other.started >= body.started && other.number > number).find(|other| {
+                // One that stands still does nothing. If it goes on, that is checked then.
+                if self.hosts[other.host.0].frozen_until.is_some() {
+                    return false;
+                }
+                let allowed = other.may_overlap_until.max(body.may_overlap_until);
+                allowed.is_none_or(|until| now > until)
+            });
+        if let Some(other) = overlaps {
+            let what = format!(
+                "two at once: {name} on {host} in term {term} and on {} in term {}",
+                other.host, other.term
+            );
+            self.violated(&what);
+        }
+        self.led.insert(name, now);
+    }
+
+    fn end(&mut self, number: u64) -> Option<Body> {
+        let at = self.bodies.iter().position(|body| body.number == number)?;
+        let body = self.bodies.remove(at);
+        self.note(format_args!("{} {} term {} ends", body.host, body.name, body.term));
+        self.led.insert(body.name, clock::now());
+        Some(body)
+    }
+
+    /// For how long nobody has had a name, if that is longer than it may be. Whoever gets it may be struck as well before
+    /// it has begun: then the bound is for the next one. But not without end.
+    fn vacant_for(&mut self, name: &'static str, key: Key, limit: Duration) -> Option<Duration> {
+        let now = clock::now();
+        let (holders, grants) = (self.memory.holders_for(key), self.memory.grants_for(key));
+        let (before, grants_before, _) = &self.held[name];
+        if holders != *before || grants != *grants_before {
+            self.note(format_args!("{name} is held by {holders:?}"));
+            self.held.insert(name, (holders, grants, now));
+        }
+        let (led, held) = (now - self.led[name], now - self.held[name].2);
+        (led.min(held) > limit || led > limit * 6).then_some(led)
     }
 }
 
@@ -152,19 +247,28 @@ impl World {
             slow_until: None,
             well_since: now,
             deprived_until: None,
+            troubled: None,
+            thawed: now,
+            is_deaf: false,
+            closed: None,
         };
+        let names = || NAMES.into_iter().chain(Section::ALL.map(|section| section.name));
         Self(Arc::new(Mutex::new(State {
             memory: memory.clone(),
+            keys_expire: memory.keys_expire(),
             bounds: options.bounds(),
             retry_interval: options.retry_interval,
             query_timeout: options.query_timeout,
             stop_grace: options.stop_grace,
             hosts: vec![faults; hosts],
+            disturbed: None,
             down_until: None,
             up_since: now,
             bodies: Vec::new(),
-            led: NAMES.into_iter().map(|name| (name, now)).collect(),
-            held: NAMES.into_iter().map(|name| (name, (Vec::new(), 0, now))).collect(),
+            begun_bodies: 0,
+            visits: Visits::default(),
+            led: names().map(|name| (name, now)).collect(),
+            held: names().map(|name| (name, (Vec::new(), 0, now))).collect(),
             able: BTreeMap::new(),
             eligible: BTreeMap::new(),
             last_term: BTreeMap::new(),
@@ -224,6 +328,7 @@ impl World {
         let until = until(&mut state.hosts[host.0]);
         let at = until.map_or(at, |earlier| earlier.max(at));
         *until = Some(at);
+        state.disturbed = Some(clock::now());
         state.cut_off(host);
         drop(state);
         let world = self.clone();
@@ -293,6 +398,9 @@ impl World {
         for host in 0..state.hosts.len() {
             let faults = &mut state.hosts[host];
             let mut healed = false;
+            if faults.frozen_until.is_some_and(|at| now >= at) {
+                faults.thawed = now;
+            }
             let mut ends = |until: &mut Option<Instant>, heal: &dyn Fn(&str), identity: &str| {
                 if until.is_some_and(|at| now >= at) {
                     *until = None;
@@ -308,13 +416,18 @@ impl World {
                 &faults.identity,
             );
             if healed {
-                faults.well_since = now;
+                (faults.well_since, faults.troubled) = (now, Some(now));
+                state.disturbed = Some(now);
                 state.note(format_args!("{} healed", Host(host)));
             }
         }
         if state.down_until.is_some_and(|at| now >= at) {
             state.down_until = None;
             state.up_since = now;
+            state.disturbed = Some(now);
+            for faults in &mut state.hosts {
+                faults.troubled = Some(now);
+            }
             memory.up();
             state.note(format_args!("server up"));
         }
@@ -385,23 +498,12 @@ impl World {
     pub(super) fn started(&self, host: Host, lease: &Lease) -> WatchedBody {
         let mut state = self.state();
         let name = NAMES.into_iter().find(|name| *name == lease.name().as_str()).unwrap();
-        let (now, term) = (clock::now(), lease.term());
+        let term = lease.term();
         state.note(format_args!("{host} {name} term {term} starts"));
         if state.last_term.insert((host, name), term).is_some_and(|last| last >= term) {
             state.violated(&format!("{host} {name}: term {term} comes after a later one"));
         }
-        let number = state.leases.len() as u64;
-        // It may not have heard yet that its session was ended.
-        let deprived = state.hosts[host.0].deprived_until;
-        let body = Body {
-            number,
-            host,
-            name,
-            term,
-            started: now,
-            may_overlap_until: deprived.filter(|at| *at > now),
-        };
-        state.bodies.push(body);
+        let number = state.begin(host, name, Mode::Exclusive, term);
         state.leases.push((host, lease.clone()));
         drop(state);
         WatchedBody { world: self.clone(), number }
@@ -412,25 +514,8 @@ impl World {
         let mut state = self.state();
         let now = clock::now();
         let Some(body) = state.bodies.iter().find(|body| body.number == number) else { return };
-        let (host, name, term, started) = (body.host, body.name, body.term, body.started);
-        let others = state.bodies.iter().filter(|other| other.name == name && other.number != number);
-        let overlaps =
-            others.filter(|other| other.started >= started && other.number > number).find(|other| {
-                // One that stands still does nothing. If it goes on, that is checked then.
-                if state.hosts[other.host.0].frozen_until.is_some() {
-                    return false;
-                }
-                let allowed = other.may_overlap_until.max(body.may_overlap_until);
-                allowed.is_none_or(|until| now > until)
-            });
-        if let Some(other) = overlaps {
-            let what = format!(
-                "two at once: {name} on {host} in term {term} and on {} in term {}",
-                other.host, other.term
-            );
-            state.violated(&what);
-        }
-        state.led.insert(name, now);
+        let (host, name, term) = (body.host, body.name, body.term);
+        state.acts(number);
         if lease.reason() == Some(Reason::SteppedDown) {
             let asked = state.step_downs.contains(&(host, term))
                 // From outside: it may have been on its way through the longest partition.
@@ -443,14 +528,10 @@ impl World {
 
     fn ended(&self, number: u64) {
         let mut state = self.state();
-        let Some(at) = state.bodies.iter().position(|body| body.number == number) else { return };
-        let body = state.bodies.remove(at);
-        let now = clock::now();
-        state.note(format_args!("{} {} term {} ends", body.host, body.name, body.term));
-        state.led.insert(body.name, now);
+        let Some(body) = state.end(number) else { return };
         // Whoever handed over waits for an interval.
         if let Some(Some(since)) = state.able.get_mut(&(body.host, body.name)) {
-            *since = now;
+            *since = clock::now();
         }
     }
 
@@ -471,22 +552,12 @@ impl World {
             let able = (0..state.hosts.len())
                 .map(Host)
                 .find(|host| state.is_able_since(*host, name).is_some_and(|since| now - since > limit));
-            let (holders, grants) =
-                (state.memory.holders(&Name::from(name)), state.memory.grants(&Name::from(name)));
-            let (before, grants_before, _) = &state.held[name];
-            if holders != *before || grants != *grants_before {
-                state.note(format_args!("{name} is held by {holders:?}"));
-                state.held.insert(name, (holders, grants, now));
-            }
-            // A successor may be struck as well before its job has started: then the bound is for the next one. But not
-            // without end.
-            let (led, held) = (now - state.led[name], now - state.held[name].2);
-            if let Some(able) = able
-                && (led.min(held) > limit || led > limit * 6)
-            {
+            let vacant = state.vacant_for(name, Key::of(Kind::Lease, name), limit);
+            if let (Some(able), Some(led)) = (able, vacant) {
                 state.violated(&format!("nobody leads {name} for {led:?}, though {able} could"));
             }
         }
+        state.check_visits(limit);
     }
 
     pub(super) fn close(&self) {
@@ -497,9 +568,9 @@ impl World {
 
     pub(super) fn check_that_nothing_is_left(&self) {
         let mut state = self.state();
-        for name in NAMES {
-            let (holders, waiters) =
-                (state.memory.holders(&Name::from(name)), state.memory.waiters(&Name::from(name)));
+        let leases = NAMES.into_iter().map(|name| (name, Key::of(Kind::Lease, name)));
+        for (name, key) in leases.chain(Section::ALL.map(|section| (section.name, section.key()))) {
+            let (holders, waiters) = (state.memory.holders_for(key), state.memory.waiters_for(key));
             if !holders.is_empty() || waiters > 0 {
                 state.violated(&format!("{name} is left to {holders:?}, {waiters} wait"));
             }

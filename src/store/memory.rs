@@ -84,6 +84,20 @@ impl Memory {
         Self { world: Arc::new(World::new(Rule::Session)) }
     }
 
+    /// As [`new`](Self::new), and as forgiving as PostgreSQL: what a session holds it is granted again. Who of a process is
+    /// in is that process's own work.
+    #[cfg(test)]
+    pub(crate) fn stacking() -> Self {
+        let memory = Self::new();
+        memory.world.with(|state, _| state.server.stack());
+        memory
+    }
+
+    #[cfg(test)]
+    pub(crate) fn keys_expire(&self) -> bool {
+        self.world.with(|state, _| state.server.rule() == Rule::Expiry)
+    }
+
     /// Makes a server whose locks have a time to live each, as on Redis.
     ///
     /// It frees a lock when the ttl has passed since the grant, or since the last heartbeat that found it still held by
@@ -201,6 +215,18 @@ impl Memory {
     #[must_use]
     pub fn holders(&self, name: &Name) -> Vec<String> {
         self.world.with(|state, _| state.server.holders(lease(name)))
+    }
+
+    /// As [`holders`](Self::holders), for a key of any kind, shared or not.
+    #[cfg(test)]
+    pub(crate) fn holders_for(&self, key: Key) -> Vec<String> {
+        self.world.with(|state, _| state.server.holders(key))
+    }
+
+    /// As [`grants`](Self::grants), for a key of any kind.
+    #[cfg(test)]
+    pub(crate) fn grants_for(&self, key: Key) -> u64 {
+        self.world.with(|state, _| state.server.grants(key))
     }
 
     /// Counts the sessions that are alive on the server.

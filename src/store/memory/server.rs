@@ -42,8 +42,9 @@ struct Live {
     /// When the server finished its last statement.
     idle_since: Instant,
     waits_for: BTreeSet<Key>,
-    /// Those of them that it waits for to write.
-    writes: BTreeSet<Key>,
+    /// Those of them that it waits for to write, and when it last said so. Where keys expire, so does that: the session of
+    /// a process that stands still does not end there.
+    writes: BTreeMap<Key, Instant>,
 }
 
 #[derive(Debug)]
@@ -69,6 +70,8 @@ struct Lock {
 #[derive(Debug)]
 pub(crate) struct Server {
     rule: Rule,
+    /// A session is granted what it holds already.
+    stacks: bool,
     accepts: bool,
     last_session: u64,
     last_grant: u64,
@@ -84,6 +87,7 @@ impl Server {
     pub(crate) fn new(rule: Rule) -> Self {
         Self {
             rule,
+            stacks: false,
             accepts: true,
             last_session: 0,
             last_grant: 0,
@@ -93,6 +97,11 @@ impl Server {
             statements: BTreeMap::new(),
             outbox: Vec::new(),
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn stack(&mut self) {
+        self.stacks = true;
     }
 
     pub(crate) const fn rule(&self) -> Rule {
@@ -136,7 +145,7 @@ impl Server {
         self.last_session += 1;
         let id = SessionId(self.last_session);
         let identity = identity.to_owned();
-        let (waits_for, writes) = (BTreeSet::new(), BTreeSet::new());
+        let (waits_for, writes) = (BTreeSet::new(), BTreeMap::new());
         self.sessions.insert(id, Live { identity, ttl, idle_since: now, waits_for, writes });
         Some(id)
     }
@@ -165,7 +174,7 @@ impl Server {
         for key in &exchange.withdrawals {
             let Some(live) = self.sessions.get_mut(&id) else { break };
             live.waits_for.remove(key);
-            if live.writes.remove(key) {
+            if live.writes.remove(key).is_some() {
                 // Readers that were kept out may come in.
                 self.push(id, Freed { key: *key, is_clean: false });
             }
@@ -200,12 +209,19 @@ impl Server {
         }
         let registered = live.waits_for.contains(&ask.key);
         if registered && ask.mode == Mode::Write {
-            live.writes.insert(ask.key);
+            live.writes.insert(ask.key, now);
         }
-        let keeps_out = |live: &Live| ask.mode == Mode::Read && live.writes.contains(&ask.key);
+        let expires = self.rule == Rule::Expiry;
+        let keeps_out = |live: &Live| {
+            let said = live.writes.get(&ask.key);
+            ask.mode == Mode::Read && said.is_some_and(|at| !expires || *at + live.ttl > now)
+        };
         let is_kept_out = self.sessions.values().any(keeps_out);
         let lock = self.locks.entry(ask.key).or_default();
-        let shares = |holder: &Holder| matches!((holder.mode, ask.mode), (Mode::Read, Mode::Read));
+        let stacks = self.stacks;
+        let shares = |holder: &Holder| {
+            (holder.mode, ask.mode) == (Mode::Read, Mode::Read) || stacks && holder.session == id
+        };
         let Some(live) =
             self.sessions.get_mut(&id).filter(|_| !is_kept_out && lock.holders.iter().all(shares))
         else {

@@ -605,6 +605,22 @@ async fn each_reader_of_an_expiring_lock_has_its_own_clock() {
     assert!(holders(&memory).is_empty());
 }
 
+/// L-17: a process that stands still does not keep readers out for ever, though its session lives on.
+#[tokio::test(start_paused = true)]
+async fn where_keys_expire_the_intent_to_write_does_too() {
+    let memory = Memory::expiring();
+    let (mut reads, mut writes) = (connect(&memory, "a").await, connect(&memory, "b").await);
+    let start = clock::now();
+    let held = try_take(&mut reads, shared("x")).await.unwrap();
+    let intent = Ask { mode: Mode::Write, ..registering("x") };
+    assert_eq!(try_take(&mut writes, intent).await, None);
+    assert!(release(&mut reads, &held).await);
+    until(start + TTL - MS).await;
+    assert_eq!(try_take(&mut reads, shared("x")).await, None);
+    until(start + TTL).await;
+    assert!(try_take(&mut reads, shared("x")).await.is_some());
+}
+
 #[tokio::test(start_paused = true)]
 async fn lost_pushes_are_gone_for_good_but_a_close_is_told() {
     let memory = Memory::new();
