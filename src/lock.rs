@@ -174,7 +174,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`LockError`], except for `Timeout`; [`LockError::Unanswered`] after the query timeout.
+    /// [`LockError`], except for `Timeout`; [`LockError::Unanswered`] after the query timeout, or twice that where the
+    /// question was already on its way.
     ///
     /// # Cancel safety
     ///
