@@ -39,6 +39,9 @@ const HANDOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// leader without a [role](Participant::role) where it holds something. Where a lease changes hands in the middle of it, it
 /// is looked once or twice more. No look takes longer than the [query timeout](Options::query_timeout).
 ///
+/// Critical sections ([`Lock`](crate::Lock), [`RwLock`](crate::RwLock)) are no elections, and are not shown, unless their holder
+/// does not answer.
+///
 /// What the store itself can tell, without an answer:
 ///
 /// | | holders | who waits | where from |
@@ -598,6 +601,13 @@ impl Found {
         self.answer_of(seen).is_some_and(Answer::is_complete)
     }
 
+    /// As [`has_answered`](Self::has_answered), where the store knows who holds something by the identity alone.
+    fn is_told_by_identity(&self, seen: &Seen) -> bool {
+        let is_it =
+            |answer: &Answer| answer.is_complete() && Some(&answer.identity) == seen.who.identity.as_ref();
+        seen.session.is_empty() && self.answers.values().any(is_it)
+    }
+
     fn sketches(&self) -> HashMap<Key, Sketch<'_>> {
         let by_session: HashMap<&str, usize> =
             self.seen.iter().enumerate().map(|(n, seen)| (seen.session.as_str(), n)).collect();
@@ -612,7 +622,12 @@ impl Found {
             }
         }
         for (at, seen) in self.seen.iter().enumerate() {
+            // What one who has answered holds, and no candidate has told of, is a critical section of its.
+            let tells_all = self.has_answered(seen) || self.is_told_by_identity(seen);
             for key in &seen.holds {
+                if tells_all && !sketches.contains_key(key) {
+                    continue;
+                }
                 sketches.entry(*key).or_default().shown.push(at);
             }
         }

@@ -330,3 +330,30 @@ mod postgres {
         leader.stop().await.unwrap();
     }
 }
+
+/// L-15: locks that are held, and waited for, are no elections.
+#[tokio::test]
+async fn critical_sections_are_no_elections() {
+    on_every_store(async |stage| {
+        let log = Log::default();
+        let mut a = Member::join(stage, quick("a"), "job", &log);
+        a.leads().await;
+        let b = stage.locker(quick("b"));
+        let held = (a.locker.lock("job").lock().await.unwrap(), b.lock("own").lock().await.unwrap());
+        let read = b.rw_lock("catalogue").read().await.unwrap();
+        let waits = tokio::spawn({
+            let lock = a.locker.lock("own");
+            async move { lock.lock().await.unwrap() }
+        });
+        let observer = b.observer();
+        for _ in 0..3 {
+            let elections = observer.snapshot().await.unwrap().elections;
+            let names: Vec<_> = elections.iter().map(|it| it.name.as_ref().map(Name::as_str)).collect();
+            assert_eq!(names, [Some("job")], "{elections:?}");
+        }
+        drop((held, read));
+        drop(waits.await.unwrap());
+        a.stop().await.unwrap();
+    })
+    .await;
+}
