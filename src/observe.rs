@@ -69,7 +69,7 @@ const HANDOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let url = format!("file:{}/leases", dir.path().display());
+/// # let url = format!("file:{}", dir.path().display());
 /// use leasehold::{Observer, Options};
 ///
 /// let observer = Observer::connect(&url, Options::default()).await?;
