@@ -505,7 +505,7 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] if it was not held to the end: somebody else may have been in.
+    /// [`LockError::Lost`] if it was not held to the end, or if the store did not tell: somebody else may have been in.
     ///
     /// # Cancel safety
     ///

@@ -631,10 +631,7 @@ impl<H: Clone> Machine<H> {
         }
         // Who called has long had all answers that it waits for when there is a session again.
         self.calls.clear();
-        // The end of the session frees these; their jobs had ended while they were held.
-        for release in self.releases.drain(..) {
-            release.done(Parting::Released);
-        }
+        self.releases.drain(..).for_each(Release::unanswered);
     }
 
     /// The store must not be used, and trying again cannot mend that: every run that waits learns why.

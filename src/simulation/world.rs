@@ -34,7 +34,6 @@ pub(super) struct World(Arc<Mutex<State>>);
 
 struct State {
     memory: Memory,
-    keys_expire: bool,
     bounds: Bounds,
     retry_interval: Duration,
     query_timeout: Duration,
@@ -255,7 +254,6 @@ impl World {
         let names = || NAMES.into_iter().chain(Section::ALL.map(|section| section.name));
         Self(Arc::new(Mutex::new(State {
             memory: memory.clone(),
-            keys_expire: memory.keys_expire(),
             bounds: options.bounds(),
             retry_interval: options.retry_interval,
             query_timeout: options.query_timeout,

@@ -93,11 +93,6 @@ impl Memory {
         memory
     }
 
-    #[cfg(test)]
-    pub(crate) fn keys_expire(&self) -> bool {
-        self.world.with(|state, _| state.server.rule() == Rule::Expiry)
-    }
-
     /// Makes a server whose locks have a time to live each, as on Redis.
     ///
     /// It frees a lock when the ttl has passed since the grant, or since the last heartbeat that found it still held by

@@ -113,12 +113,7 @@ impl<H> Statement<H> {
                     check.reply.send(false).ok();
                 }
             }
-            // The end of the session frees these; their jobs had ended while they were held.
-            Self::Exchange(batch) => {
-                for release in batch.releases {
-                    release.done(Parting::Released);
-                }
-            }
+            Self::Exchange(batch) => batch.releases.into_iter().for_each(Release::unanswered),
             Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
             Self::Survey(reply) => Task::Survey(reply).fail(),
             Self::Who(key, reply) => Task::Who(key, reply).fail(),
@@ -144,6 +139,13 @@ impl<H> Release<H> {
     /// A lease whose job has not begun.
     pub(super) fn unused(self) -> Self {
         Self { is_clean: false, ..self }
+    }
+
+    /// The end of the session frees it. The job of a run had ended while the lease was held, as far as anybody knew then;
+    /// who was in a section asks whether it was, and nobody can tell.
+    pub(super) fn unanswered(self) {
+        let parting = if self.is_run { Parting::Released } else { Parting::Lost };
+        self.done(parting);
     }
 
     pub(super) fn done(self, parting: Parting) {

@@ -174,8 +174,8 @@ impl State {
             }
             LockError::Lost { cause: LossCause::Gone } => {
                 let was_revoked = self.visits.revoked.get(&(host, name)).is_some_and(|at| *at >= asked);
-                // A release that was long on its way finds that the key has expired.
-                was_revoked || self.keys_expire && self.was_troubled_since(host, asked)
+                // A release that was not answered tells nobody that the lock was held to the end.
+                was_revoked || self.was_troubled_since(host, asked)
             }
             LockError::Lost { cause: LossCause::Driver | LossCause::Distrusted { .. } } => false,
             LockError::Lost { .. } => self.was_troubled_since(host, asked),
