@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::arguments::{Arguments, USAGE};
 use crate::place::Place;
 use crate::process::{self, now};
-use crate::report::{BUILD, Row, load, table};
+use crate::report::{self, BUILD, load, table};
 use crate::{hand_over, idle, start};
 
 /// `started` is when this process's first instruction ran.
@@ -48,13 +48,5 @@ fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
         load()?,
         now().saturating_sub(since).as_secs(),
     );
-    if arguments.is_json {
-        for row in &rows {
-            println!("{}", row.json());
-        }
-        eprintln!("{summary}");
-    } else {
-        println!("{summary}");
-    }
-    Ok(if rows.iter().any(Row::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(report::publish(&rows, &summary, arguments.is_json))
 }

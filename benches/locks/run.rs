@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use crate::arguments::{Arguments, USAGE};
-use crate::report::{BUILD, Row, load, table};
+use crate::report::{self, BUILD, load, table};
 use crate::support::postgres::{Cluster, Login};
 use crate::{bystander, child, cycles, hand_over, holding, now};
 
@@ -49,13 +49,5 @@ async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
         load()?,
         now().saturating_sub(since).as_secs(),
     );
-    if arguments.is_json {
-        for row in &rows {
-            println!("{}", row.json());
-        }
-        eprintln!("{summary}");
-    } else {
-        println!("{summary}");
-    }
-    Ok(if rows.iter().any(Row::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(report::publish(&rows, &summary, arguments.is_json))
 }

@@ -1,5 +1,6 @@
 //! The table, and the lines for programs: of the benches that hold each figure against a limit.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -111,7 +112,7 @@ impl Row {
         })
     }
 
-    pub(crate) fn is_missed(&self) -> bool {
+    fn is_missed(&self) -> bool {
         self.is_ok() == Some(false)
     }
 
@@ -120,7 +121,7 @@ impl Row {
         self.limit.filter(|&limit| limit > 0.0).map(|limit| self.value / limit)
     }
 
-    pub(crate) fn json(&self) -> Value {
+    fn json(&self) -> Value {
         json!({
             "metric": self.metric,
             "unit": self.unit.text(),
@@ -211,3 +212,16 @@ pub(crate) fn load() -> std::io::Result<String> {
 /// How it was built, for people.
 pub(crate) const BUILD: &str =
     if cfg!(debug_assertions) { "A build without optimisation." } else { "A build with optimisation." };
+
+/// Prints the figures, and gives whether every goal was reached.
+pub(crate) fn publish(rows: &[Row], summary: &str, is_json: bool) -> ExitCode {
+    if is_json {
+        for row in rows {
+            println!("{}", row.json());
+        }
+        eprintln!("{summary}");
+    } else {
+        println!("{summary}");
+    }
+    if rows.iter().any(Row::is_missed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
