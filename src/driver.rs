@@ -267,6 +267,18 @@ async fn carry_out<S: Store>(
             Ok(holders) => return inbox.machine.on_who(reply, holders, sent, clock::now()),
             Err(cause) => (Statement::Who(key, reply), cause),
         },
+        Statement::Pass(passage) => match inbox.answer(limit, session.pass(&passage.held)).await {
+            Ok(fences) => return inbox.machine.on_passed(passage, fences, sent, clock::now()),
+            Err(cause) => (Statement::Pass(passage), cause),
+        },
+        Statement::Blockers(passage, reply) => {
+            match inbox.answer(limit, session.blockers(&passage.held)).await {
+                Ok(blockers) => {
+                    return inbox.machine.on_blockers(&passage, reply, blockers, sent, clock::now());
+                }
+                Err(cause) => (Statement::Blockers(passage, reply), cause),
+            }
+        }
         Statement::Inquiry(inquiry) => match inbox.answer(limit, session.holders(&inquiry.keys)).await {
             Ok(holders) => return inbox.machine.on_holders(&inquiry, holders, sent, clock::now()),
             Err(cause) => (Statement::Inquiry(inquiry), cause),

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock;
 use crate::driver::command::{Command, Id, Request};
 use crate::driver::term::{Reason, Term};
-use crate::fence::{FencingToken, TokenError};
+use crate::fence::{Fenced, FencingToken, TokenError};
 use crate::name::Name;
 use crate::store::Minted;
 
@@ -183,6 +183,42 @@ impl Lease {
             Ok(Minted::Failed(reason)) => Err(TokenError::Refused { reason }),
             Err(_) => Err(refused("the driver is gone")),
         }
+    }
+
+    /// Gives the SQL statement that fences a transaction of the lease's own database: the transaction can be committed in
+    /// this term, or not at all. It is for other languages and tools; in Rust, `fence` sends it and tells what became of it.
+    ///
+    /// Send it, as it is and without parameters, as the **first** statement of the **outermost** transaction, on any
+    /// connection to the primary, also through a pooler in transaction mode. Where the term is over it is an error, and
+    /// the server has aborted the transaction; there is no result to be looked at. Else no later term of the name begins
+    /// before the transaction has ended.
+    ///
+    /// # What to know
+    ///
+    /// * What was written, or read at an older snapshot, *before* it in the transaction is fenced as well, but may have been
+    ///   computed before the term began. In `REPEATABLE READ` and `SERIALIZABLE` the snapshot is that of the first statement.
+    /// * A savepoint that is rolled back takes along a fence that came after it. `COMMIT AND CHAIN` begins a transaction that is
+    ///   not fenced.
+    /// * What turns errors into rollbacks to a savepoint turns this one into nothing: `\set ON_ERROR_ROLLBACK` of `psql`,
+    ///   `autosave` of JDBC, an `EXCEPTION` block of PL/pgSQL. Do without, or end the transaction at any error of the fence.
+    /// * A transaction that is left open delays the next term. For it alone, `idle_in_transaction_session_timeout` is set to
+    ///   [`Options::fence_limit`](crate::Options::fence_limit), where it was not less: a host that freezes or vanishes
+    ///   delays it by that at most. A prepared transaction keeps its fence until it is committed or rolled back.
+    /// * Sent outside of a transaction it is an error too, where it comes as one message of the simple protocol, as `psql`
+    ///   and most drivers send what has no parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`Fenced::Unsupported`] where the store is not PostgreSQL; [`Fenced::NotFenced`] for a lock that was not asked for
+    /// by [`fenced`](crate::Lock::fenced). That the term is over is for the server to say.
+    pub fn fence_sql(&self) -> Result<String, Fenced> {
+        let Some(fence) = self.term.fence.get() else {
+            return Err(if self.term.is_fenced { Fenced::Unsupported } else { Fenced::NotFenced });
+        };
+        #[cfg(feature = "postgres")]
+        return Ok(fence.sql());
+        #[cfg(not(feature = "postgres"))]
+        match *fence {}
     }
 
     /// Asks for this term to end in order: the job is told to stop, the lease is released when it has ended, and a

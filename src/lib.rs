@@ -104,7 +104,7 @@ pub use diagnosis::{Check, Diagnosis, Verdict};
 pub use doctor::diagnose;
 pub use driver::term::{Reason, State};
 pub use error::{ConnectError, Error, LockError, LossCause, RunError, UrlError};
-pub use fence::{FencingToken, TokenError};
+pub use fence::{Fenced, FencingToken, NotAToken, TokenError};
 pub use health::{Health, Trouble};
 pub use lease::Lease;
 pub use lock::{Lock, LockGuard, RwLock, Scoped};

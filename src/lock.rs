@@ -141,6 +141,7 @@ struct Entrance {
     name: Name,
     key: Key,
     ttl: Option<Duration>,
+    is_fenced: bool,
 }
 
 /// How long to wait for others.
@@ -167,6 +168,17 @@ impl Lock {
     #[must_use]
     pub const fn key(&self) -> Key {
         self.section.key
+    }
+
+    /// Gives the same lock, whose leases can [fence transactions](Lease::fence_sql), where the store has any.
+    ///
+    /// All who take the lock have to ask for that: one who does not may be in while a transaction is still open that an
+    /// earlier holder has fenced. One who does waits for such a transaction as for a holder. It costs a little: locks that
+    /// need no fence are asked for by a statement that the server has prepared.
+    #[must_use]
+    pub fn fenced(mut self) -> Self {
+        self.section.is_fenced = true;
+        self
     }
 
     /// Enters if nobody is in: `None` if somebody is, here or elsewhere. It takes one round trip, and none where a task of
@@ -309,6 +321,14 @@ impl RwLock {
     #[must_use]
     pub const fn key(&self) -> Key {
         self.section.key
+    }
+
+    /// Gives the same lock, whose leases can [fence transactions](Lease::fence_sql), where the store has any. As
+    /// [`Lock::fenced`] otherwise. Who reads does not wait for the transactions of others who have read.
+    #[must_use]
+    pub fn fenced(mut self) -> Self {
+        self.section.is_fenced = true;
+        self
     }
 
     /// Enters to read if nobody writes, or waits to on another Locker or before us on this one: `None` otherwise. As [`Lock::try_lock`] otherwise.
@@ -539,7 +559,7 @@ impl Deref for LockGuard {
 impl Entrance {
     fn new(locker: Arc<Inner>, kind: Kind, name: Name, ttl: Option<Duration>) -> Self {
         let key = Key::of(kind, &name);
-        Self { locker, name, key, ttl }
+        Self { locker, name, key, ttl, is_fenced: false }
     }
 
     async fn enter(&self, mode: Mode, patience: Patience) -> Result<Option<LockGuard>, LockError> {
@@ -615,7 +635,8 @@ impl Entrance {
         has_turn.store(true, Ordering::Relaxed);
         let (answer, admission) = oneshot::channel();
         let try_until = is_try.then(|| clock::now() + options.query_timeout);
-        let section = Section { mode, ttl: self.ttl, try_until, answer: Some(answer) };
+        let section =
+            Section { mode, ttl: self.ttl, try_until, is_fenced: self.is_fenced, answer: Some(answer) };
         let seat = self.locker.enter(self.name.clone(), self.key, section);
         match admission.await {
             Ok(Admission::Granted(term)) => {

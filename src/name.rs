@@ -336,6 +336,19 @@ impl Key {
         Self::hash("waiting", [self.to_string().as_bytes()])
     }
 
+    /// What a transaction shares that is fenced by a lease of this key, or by a reader's: see `store::postgres::fence`.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn barrier(self, is_read: bool) -> Self {
+        Self::hash(if is_read { "read barrier" } else { "barrier" }, [self.to_string().as_bytes()])
+    }
+
+    /// The first half of the keys of its terms, or of those of readers: see `store::postgres::fence`.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn term_class(self, is_read: bool) -> i32 {
+        let hash = Self::hash(if is_read { "read term" } else { "term" }, [self.to_string().as_bytes()]);
+        (hash.get() >> 32) as i32
+    }
+
     /// The key of which a lock table shows the two halves in one number, and which space it is of: 1 for 64 bits, 2 for
     /// pairs. `None`: there is no other.
     #[cfg(feature = "postgres")]

@@ -59,6 +59,7 @@ pub struct Options {
     pub(crate) stop_grace: Duration,
     pub(crate) takeover_delay: Duration,
     pub(crate) drain_timeout: Option<Duration>,
+    pub(crate) fence_limit: Option<Duration>,
     pub(crate) max_held: usize,
     pub(crate) trust_affinity: bool,
     pub(crate) answer_step_down: bool,
@@ -77,6 +78,7 @@ impl Default for Options {
             stop_grace: DEFAULT_STOP_GRACE,
             takeover_delay: Duration::ZERO,
             drain_timeout: None,
+            fence_limit: None,
             max_held: DEFAULT_MAX_HELD,
             trust_affinity: false,
             answer_step_down: true,
@@ -131,6 +133,16 @@ impl Options {
     #[must_use]
     pub const fn drain_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.drain_timeout = timeout;
+        self
+    }
+
+    /// Sets how long a transaction that was [fenced](crate::Lease::fence_sql) may be idle before the server ends it, where
+    /// its own `idle_in_transaction_session_timeout` is not less. That is how long a host that freezes or vanishes between
+    /// the fence and the commit keeps the next term from beginning, at the longest. Default none: the
+    /// [`ttl`](Bounds::ttl), 25.5 s with all else as by default.
+    #[must_use]
+    pub const fn fence_limit(mut self, limit: Option<Duration>) -> Self {
+        self.fence_limit = limit;
         self
     }
 
@@ -237,6 +249,7 @@ impl Options {
             ("heartbeat_interval", self.heartbeat_interval, DEFAULT_HEARTBEAT_INTERVAL),
             ("query_timeout", self.query_timeout, DEFAULT_QUERY_TIMEOUT),
             ("drain_timeout", self.drain_timeout.unwrap_or(SHORTEST), DEFAULT_STOP_GRACE),
+            ("fence_limit", self.fence_limit.unwrap_or(SHORTEST), DEFAULT_STOP_GRACE),
         ] {
             if value < SHORTEST {
                 return Err(OptionsError::TooShort { option, value, suggestion: default });
@@ -246,6 +259,7 @@ impl Options {
             ("retry_interval", self.retry_interval),
             ("takeover_delay", self.takeover_delay),
             ("drain_timeout", self.drain_timeout.unwrap_or_default()),
+            ("fence_limit", self.fence_limit.unwrap_or_default()),
         ] {
             if value > MAX_TTL {
                 return Err(OptionsError::TooLong { option, value });
@@ -313,6 +327,8 @@ impl Options {
             "takeover_delay" => self.takeover_delay(duration()?),
             "drain_timeout" if value == "none" => self.drain_timeout(None),
             "drain_timeout" => self.drain_timeout(Some(duration()?)),
+            "fence_limit" if value == "none" => self.fence_limit(None),
+            "fence_limit" => self.fence_limit(Some(duration()?)),
             "max_held" => {
                 self.max_held(value.parse().map_err(|_| OptionsError::Count {
                     option: option.to_owned(),
@@ -355,9 +371,11 @@ impl fmt::Display for Options {
         ] {
             write!(f, "{option}={},", humantime::format_duration(value))?;
         }
-        match self.drain_timeout {
-            Some(timeout) => write!(f, "drain_timeout={},", humantime::format_duration(timeout))?,
-            None => f.write_str("drain_timeout=none,")?,
+        for (option, value) in [("drain_timeout", self.drain_timeout), ("fence_limit", self.fence_limit)] {
+            match value {
+                Some(value) => write!(f, "{option}={},", humantime::format_duration(value))?,
+                None => write!(f, "{option}=none,")?,
+            }
         }
         let Self { max_held, trust_affinity, answer_step_down, identity, .. } = self;
         write!(f, "max_held={max_held},trust_affinity={trust_affinity},")?;
@@ -450,7 +468,7 @@ pub enum OptionsError {
     /// There is no such option.
     #[error(
         "there is no option {option:?}: use retry_interval, heartbeat_interval, query_timeout, stop_grace, \
-         takeover_delay, drain_timeout, max_held, trust_affinity, answer_step_down or identity"
+         takeover_delay, drain_timeout, fence_limit, max_held, trust_affinity, answer_step_down or identity"
     )]
     Unknown {
         /// What was written.

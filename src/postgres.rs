@@ -38,11 +38,16 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row as _};
+use sqlx_core::transaction::TransactionManager as _;
 
 use crate::clock;
+use crate::fence::Fenced;
+use crate::lease::Lease;
 use crate::name::{Key, Kind, Name, NameError};
-use crate::store::postgres::try_xact_lock as statement;
+use crate::store::postgres::{
+    NO_TRANSACTION, OTHER_DATABASE, OVER, REPLICA, abort, try_xact_lock as statement,
+};
 
 /// Between the first two attempts. A section of a transaction is short.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -121,6 +126,56 @@ pub async fn xact_lock(tx: &mut PgConnection, name: impl Into<Name>) -> Result<(
             return Ok(());
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+impl Lease {
+    /// Fences a transaction of the lease's own database, in one round trip: it can be committed in this term, or not at all,
+    /// whatever happens to this process in between. No later term of the name begins before it has ended.
+    ///
+    /// Call it first, in the outermost transaction, on any connection to the primary, also through a pooler in transaction
+    /// mode. All that is said of [`fence_sql`](Self::fence_sql) holds.
+    ///
+    /// ```no_run
+    /// # use sqlx::Connection as _;
+    /// # async fn sweep(connection: &mut sqlx::PgConnection, lease: &leasehold::Lease) -> anyhow::Result<()> {
+    /// let mut tx = connection.begin().await?;
+    /// lease.fence(&mut tx).await?;
+    /// sqlx::query("UPDATE accounts SET balance = 0 WHERE id = 42").execute(&mut *tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Fenced`]. The transaction is aborted by the server then, so that nothing of it can be committed, also where the
+    /// error is ignored; of a nested one that is so until it is rolled back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel-safe: dropped in the middle, the transaction may or may not be fenced. Roll it back.
+    pub async fn fence(&self, tx: &mut PgConnection) -> Result<(), Fenced> {
+        let is_nested = <Postgres as Database>::TransactionManager::get_transaction_depth(tx) > 1;
+        let sql = if is_nested { Err(Fenced::Nested) } else { self.fence_sql() };
+        let statement = sql.as_ref().map_or_else(|_| abort(), Clone::clone);
+        // To the last row, so that nothing of the answer is left in the connection.
+        match sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(tx).await {
+            Ok(_) => sql.map(drop),
+            Err(error) => Err(sql.err().unwrap_or_else(|| refused(error))),
+        }
+    }
+}
+
+/// What the server's answer to a fence says.
+fn refused(error: sqlx::Error) -> Fenced {
+    let says = |what: &str| error.as_database_error().is_some_and(|error| error.message().contains(what));
+    match () {
+        () if says(OVER) => Fenced::Over,
+        () if says(NO_TRANSACTION) => Fenced::NoTransaction,
+        () if says(OTHER_DATABASE) => Fenced::OtherDatabase,
+        () if says(REPLICA) => Fenced::Replica,
+        () => Fenced::Database(Box::new(error)),
     }
 }
 

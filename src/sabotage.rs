@@ -32,6 +32,18 @@ pub enum Sabotage {
         expect(dead_code, reason = "for stores with a server")
     )]
     NoServerTtl,
+    /// A term begins though a transaction that an earlier one has fenced may be open.
+    #[cfg_attr(
+        not(any(test, feature = "testing", feature = "postgres")),
+        expect(dead_code, reason = "for stores with transactions")
+    )]
+    NoBarrier,
+    /// A term begins though the server has not freed all that an earlier one held.
+    #[cfg_attr(
+        not(any(test, feature = "testing", feature = "postgres")),
+        expect(dead_code, reason = "for stores with transactions")
+    )]
+    NoTermLook,
     /// Two sessions that share a server process do not see each other.
     #[cfg_attr(
         not(any(test, feature = "testing", feature = "postgres")),

@@ -14,6 +14,8 @@ mod text;
 use std::future::Future;
 use std::time::Duration;
 
+#[cfg(feature = "postgres")]
+pub(crate) use self::postgres::Fence;
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::fence::FencingToken;
 use crate::name::{Key, Name};
@@ -96,6 +98,9 @@ pub(crate) struct Ask {
     /// For a critical section: one of many that come and go.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores that make a difference"))]
     pub(crate) is_section: bool,
+    /// Its term is to be able to fence transactions, where the store has any.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores with transactions"))]
+    pub(crate) is_fenced: bool,
     /// Register as waiting before trying, so that a release of the key is pushed here.
     pub(crate) register: bool,
 }
@@ -105,6 +110,11 @@ pub(crate) struct Ask {
 pub(crate) enum Answer<H> {
     /// The key is this session's, and this session no longer waits for it.
     Granted(H),
+    /// The same, for a term that can fence transactions by what comes with it. `None`: it may not begin yet, since a
+    /// transaction that an earlier term has fenced may still be open. The driver asks whether it may, by
+    /// [`pass`](Session::pass), and keeps the key meanwhile.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores with transactions"))]
+    Fenced(H, Option<Fence>),
     /// Somebody else holds it.
     Busy {
         /// A release from now on will be pushed here. Where not, the driver asks once more at once.
@@ -112,6 +122,36 @@ pub(crate) enum Answer<H> {
     },
     /// The store could not tell; the session goes on. The text says why and what to change.
     Failed(String),
+}
+
+/// By what a transaction is fenced: without a store that has transactions, nothing.
+#[cfg(not(feature = "postgres"))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fence {}
+
+/// Who is in the way of a term that may not begin yet: for people, and as much as the store can tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Blocker {
+    /// Who has the transaction open, as it calls itself.
+    pub(crate) application: Option<String>,
+    /// The server's process that serves it. `None` for a prepared transaction.
+    pub(crate) pid: Option<i32>,
+    /// The name of a prepared transaction.
+    pub(crate) prepared: Option<String>,
+    /// For how long the transaction has been open.
+    pub(crate) age: Option<Duration>,
+    /// How long ago its last statement began.
+    pub(crate) since_query: Option<Duration>,
+}
+
+/// As one who is in the way.
+impl From<Blocker> for Holder {
+    fn from(Blocker { application, pid, prepared, .. }: Blocker) -> Self {
+        let prepared = prepared.map(|name| format!("the prepared transaction {name:?}"));
+        let application = application.filter(|name| !name.is_empty());
+        let identity = prepared.or_else(|| application.map(|name| format!("a fenced transaction of {name}")));
+        Self { identity, pid, ..Self::default() }
+    }
 }
 
 /// A lease to be given back.
@@ -342,6 +382,23 @@ pub(crate) trait Session: Send + 'static {
         &mut self,
         exchange: &Exchange<Self::Held>,
     ) -> impl Future<Output = Result<Exchanged<Self::Held>, LossCause>> + Send;
+
+    /// Tries once more whether the terms of these grants may begin: by what each of them fences transactions, or `None`
+    /// where it may not yet. Each is the answer to an [`Answer::Fenced`] without.
+    fn pass(
+        &mut self,
+        held: &[Self::Held],
+    ) -> impl Future<Output = Result<Vec<Option<Fence>>, LossCause>> + Send {
+        std::future::ready(Ok(vec![None; held.len()]))
+    }
+
+    /// Tells who is in the way of the terms of these grants, for people: for each, one of them.
+    fn blockers(
+        &mut self,
+        held: &[Self::Held],
+    ) -> impl Future<Output = Result<Vec<Option<Blocker>>, LossCause>> + Send {
+        std::future::ready(Ok(vec![None; held.len()]))
+    }
 
     /// Tells, for each grant, whether it is still this session's: ownership, not liveness. Never re-acquires.
     fn heartbeat(&mut self, held: &[Self::Held])

@@ -107,6 +107,8 @@ pub(crate) struct Section {
     pub(crate) ttl: Option<Duration>,
     /// Who does not wait for others: only for the answer, until then. It is not registered as waiting.
     pub(crate) try_until: Option<Instant>,
+    /// It is to be able to fence transactions.
+    pub(crate) is_fenced: bool,
     /// Taken when it is told.
     pub(crate) answer: Option<oneshot::Sender<Admission>>,
 }
@@ -164,6 +166,14 @@ impl Place {
         match &self.purpose {
             Purpose::Run(_) => Mode::Exclusive,
             Purpose::Section(section) => section.mode,
+        }
+    }
+
+    /// Whether its terms are to be able to fence transactions, where the store has any.
+    pub(crate) const fn is_fenced(&self) -> bool {
+        match &self.purpose {
+            Purpose::Run(_) => true,
+            Purpose::Section(section) => section.is_fenced,
         }
     }
 

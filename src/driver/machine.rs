@@ -18,10 +18,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use self::candidate::{Candidate, Phase, Waiting};
+use self::candidate::{Barrier, Before, Candidate, Phase, Waiting};
 pub(crate) use self::rollcall::ANSWER_LIMIT;
 pub(crate) use self::statement::Statement;
-use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Release, Task};
+use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Passage, Release, Task};
 use super::command::{Admission, Again, Command, Id, Parting, Place};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
@@ -189,12 +189,12 @@ impl<H: Clone> Machine<H> {
         let Some(candidate) = self.candidates.get_mut(&id) else { return };
         let key = candidate.place.key;
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
-            Phase::Held { held, term, start_at, .. } => {
+            Phase::Held { held, term, before, .. } => {
                 // Where its deadline has passed unnoticed, it was lost: who asks is told so by nobody's answer.
                 let done = done.filter(|_| term.is_held(now));
                 term.finish(now);
                 let release = Release::new(held, &candidate.place, &term, done);
-                self.releases.push(if start_at.is_some() { release.unused() } else { release });
+                self.releases.push(if before.is_some() { release.unused() } else { release });
             }
             Phase::Waiting(waiting) if waiting.registered => self.withdraw(key),
             Phase::Resting | Phase::Waiting(_) | Phase::Lost { .. } => {}
@@ -246,7 +246,7 @@ impl<H: Clone> Machine<H> {
     fn stop(&mut self, id: Id, term: Option<u64>, reason: Reason, now: Instant) {
         let wait = self.poll_interval();
         let Some(candidate) = self.candidates.get_mut(&id) else { return };
-        let Phase::Held { held, term: present, start_at, remind_at } = &mut candidate.phase else { return };
+        let Phase::Held { held, term: present, before, remind_at } = &mut candidate.phase else { return };
         let present = Arc::clone(present);
         let stale = term.is_some_and(|term| term != present.number);
         if stale && !self.options.is_broken(Sabotage::StaleEvents) {
@@ -254,7 +254,7 @@ impl<H: Clone> Machine<H> {
         }
         let identity = &self.options.identity;
         present.stop(reason, now);
-        if start_at.is_some() {
+        if before.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
             present.finish(now);
             self.releases.push(Release::new(held.clone(), &candidate.place, &present, None).unused());
@@ -323,8 +323,10 @@ impl<H: Clone> Machine<H> {
                 Phase::Held { term, .. } if !no_deadline && now >= term.deadline() => {
                     return Err(LossCause::Deadline);
                 }
-                Phase::Held { term, start_at, .. } if start_at.is_some_and(|at| now >= at) => {
-                    *start_at = None;
+                Phase::Held { term, before, .. }
+                    if before.as_ref().and_then(Before::starts_at).is_some_and(|at| now >= at) =>
+                {
+                    *before = None;
                     candidate.place.begin(term, now);
                 }
                 Phase::Held { term, remind_at, .. } if remind_at.is_some_and(|at| now >= at) => {
@@ -356,9 +358,12 @@ impl<H: Clone> Machine<H> {
     /// When [`on_time`](Self::on_time) has something to do next.
     pub(crate) fn next_alarm(&self) -> Option<Instant> {
         let alarms = self.candidates.values().filter_map(|candidate| match &candidate.phase {
-            Phase::Held { start_at, .. } if self.options.is_broken(Sabotage::NoDeadline) => *start_at,
-            Phase::Held { term, start_at, remind_at, .. } => {
-                start_at.iter().chain(remind_at).copied().chain([term.deadline()]).min()
+            Phase::Held { before, .. } if self.options.is_broken(Sabotage::NoDeadline) => {
+                before.as_ref().and_then(Before::starts_at)
+            }
+            Phase::Held { term, before, remind_at, .. } => {
+                let starts_at = before.as_ref().and_then(Before::starts_at);
+                starts_at.into_iter().chain(*remind_at).chain([term.deadline()]).min()
             }
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
             Phase::Waiting(Waiting { asking: false, .. }) => candidate.place.try_until(),
@@ -372,6 +377,7 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn next_statement_at(&self) -> Option<Instant> {
         let asks = self.candidates.values().filter_map(|candidate| match &candidate.phase {
             Phase::Waiting(waiting) => waiting.due,
+            Phase::Held { .. } => candidate.barrier().map(|barrier| barrier.due),
             _ => None,
         });
         asks.chain(self.poll_at).chain([self.heartbeat_at()]).min()
@@ -424,6 +430,10 @@ impl<H: Clone> Machine<H> {
         if has_waited(&self.errands) || has_waited(&self.calls) {
             return self.errand(now);
         }
+        // Not due again before some milliseconds after its answer, so it starves nobody.
+        if let Some(passage) = self.passage(now) {
+            return Some(Statement::Pass(passage));
+        }
         if let Some(batch) = self.batch(now) {
             for errand in self.errands.iter_mut().chain(&mut self.calls) {
                 errand.has_waited = true;
@@ -437,6 +447,10 @@ impl<H: Clone> Machine<H> {
             self.sent = now;
             return Some(Statement::Inquiry(inquiry));
         }
+        if let Some(blocked) = self.blocked() {
+            self.sent = now;
+            return Some(Statement::Blockers(blocked, None));
+        }
         self.errand(now)
     }
 
@@ -448,7 +462,38 @@ impl<H: Clone> Machine<H> {
             || !self.withdrawals.is_empty()
             || !self.errands.is_empty()
             || !self.calls.is_empty()
-            || self.candidates.values().any(|candidate| candidate.is_due(now) || candidate.wants_to_know())
+            || self.candidates.values().any(|candidate| {
+                candidate.is_due(now)
+                    || candidate.wants_to_know()
+                    || candidate
+                        .barrier()
+                        .is_some_and(|barrier| now >= barrier.due || barrier.wants_to_know())
+            })
+    }
+
+    /// May those begin now that were kept from it? All are asked about when one of them is due.
+    fn passage(&mut self, now: Instant) -> Option<Passage<H>> {
+        let is_due = |candidate: &Candidate<H>| candidate.barrier().is_some_and(|it| now >= it.due);
+        if !self.candidates.values().any(is_due) {
+            return None;
+        }
+        self.sent = now;
+        let mut passage = Passage::default();
+        for (id, candidate) in self.candidates.iter().filter(|(_, candidate)| candidate.barrier().is_some()) {
+            passage.add(*id, candidate);
+        }
+        Some(passage)
+    }
+
+    /// Who keeps those from beginning that could not again and again?
+    fn blocked(&mut self) -> Option<Passage<H>> {
+        let mut blocked = Passage::default();
+        for (id, candidate) in &mut self.candidates {
+            if candidate.barrier_mut().is_some_and(Barrier::asks_why) {
+                blocked.add(*id, candidate);
+            }
+        }
+        (!blocked.terms.is_empty()).then_some(blocked)
     }
 
     /// Who is in the way of those who were refused again and again?
@@ -462,6 +507,16 @@ impl<H: Clone> Machine<H> {
             }
         }
         (!keys.is_empty()).then_some(Inquiry { keys, asking })
+    }
+
+    /// Who holds this key here, and is kept from beginning.
+    fn blocked_on(&self, key: Key) -> Option<Passage<H>> {
+        let blocked =
+            |(_, candidate): &(_, &Candidate<H>)| candidate.place.key == key && candidate.barrier().is_some();
+        let (id, candidate) = self.candidates.iter().find(blocked)?;
+        let mut passage = Passage::default();
+        passage.add(*id, candidate);
+        Some(passage)
     }
 
     /// Whoever waits to read what another one here asks for, asks as well: who is granted a key waits for it no more, and
@@ -537,6 +592,7 @@ impl<H: Clone> Machine<H> {
                 },
                 ttl: self.bounds.ttl.max(place.ttl().unwrap_or_default()),
                 is_section: !place.is_run(),
+                is_fenced: place.is_fenced(),
                 register: !waiting.registered && place.try_until().is_none(),
             });
         }

@@ -1,7 +1,7 @@
 //! One term: from a grant to its end. Shared between the driver, the run that polls the job, and the user's leases.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OnceCell};
@@ -14,7 +14,7 @@ use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::options::Options;
 use crate::sabotage::Sabotage;
-use crate::store::Mode;
+use crate::store::{Fence, Mode};
 
 /// A run drops its job at the instant when the grace is over; only this much later the job is taken for stuck. Well
 /// inside the slack of every ttl.
@@ -107,6 +107,10 @@ pub(crate) struct Term {
     pub(crate) renewed: Notify,
     /// Made on first use.
     pub(crate) token: OnceCell<FencingToken>,
+    /// Whoever asked wanted it to be able to fence transactions.
+    pub(crate) is_fenced: bool,
+    /// By what it does. Set before it begins, where the store has transactions.
+    pub(crate) fence: OnceLock<Fence>,
     options: Arc<Options>,
     vital: Mutex<Vital>,
 }
@@ -155,6 +159,8 @@ impl Term {
             lost: CancellationToken::new(),
             renewed: Notify::new(),
             token: OnceCell::new(),
+            is_fenced: place.is_fenced(),
+            fence: OnceLock::new(),
             options,
             vital: Mutex::new(Vital { deadline, over: false, reason: None, drop_at: None }),
         }

@@ -9,6 +9,7 @@
 //! | `setup` | the session's settings, by SET and read back |
 //! | `statements` | the SQL |
 //! | `session` | the seam's `Session`: what it holds, what it waits for, how it is reconciled after an error |
+//! | `fence` | how transactions are kept from outliving a term |
 //! | `examine` | all of that one by one, and what else matters, for `diagnose` |
 //! | `refusal` | what the server says, as our errors |
 //!
@@ -20,6 +21,7 @@ mod affinity;
 mod checks;
 mod claims;
 mod examine;
+mod fence;
 mod link;
 mod refusal;
 mod session;
@@ -34,8 +36,9 @@ use sqlx::postgres::PgConnectOptions;
 
 use self::affinity::Affinity;
 pub(crate) use self::examine::examine;
+pub(crate) use self::fence::{Fence, NO_TRANSACTION, OTHER_DATABASE, OVER, REPLICA, abort};
 use self::link::Link;
-use self::session::PgSession;
+use self::session::{Fencing, PgSession};
 pub(crate) use self::statements::try_xact_lock;
 pub(crate) use self::url::targets_of_url;
 use super::{Enforcement, Store};
@@ -57,6 +60,10 @@ struct Config {
     ends_silent_sessions: bool,
     /// Each session has a lock of its own that shows it to others: always, but for the twin.
     is_marked: bool,
+    /// How long a transaction may be idle that is fenced.
+    fence_limit: Duration,
+    /// Not at all, but for the twins.
+    broken_fence: fence::Broken,
 }
 
 /// The servers that a session may be opened with: the first one that is a primary.
@@ -98,6 +105,11 @@ impl PgStore {
                 trust_affinity: options.trust_affinity,
                 ends_silent_sessions: !options.is_broken(Sabotage::NoServerTtl),
                 is_marked: !options.is_broken(Sabotage::NoMarker),
+                fence_limit: options.fence_limit.unwrap_or(bounds.ttl),
+                broken_fence: fence::Broken {
+                    no_barrier: options.is_broken(Sabotage::NoBarrier),
+                    no_look: options.is_broken(Sabotage::NoTermLook),
+                },
             },
         }
     }
@@ -117,7 +129,10 @@ impl Target {
             let in_force = (in_force.enforcement, in_force.shortfalls());
             let marker =
                 checks::mark(&mut link, &backend, config).await.inspect_err(|_| self.affinity.doubt())?;
-            Ok(PgSession::new(link, self.address(), (backend, marker), in_force, self.affinity.clone()))
+            let place = checks::place(&mut link).await?;
+            let fencing = Fencing { place, limit: config.fence_limit, broken: config.broken_fence };
+            let affinity = self.affinity.clone();
+            Ok(PgSession::new(link, self.address(), (backend, marker), in_force, affinity, fencing))
         };
         let connected = tokio::time::timeout(limit, connecting).await;
         connected.unwrap_or(Err(ConnectError::Timeout { limit }))

@@ -97,7 +97,7 @@ async fn out_of_lock_memory_refuses_what_is_new_and_keeps_what_is_held() {
         .execute(&mut filler)
         .await
         .unwrap();
-    let names: Vec<String> = (0..200).map(|n| format!("name {n}")).collect();
+    let names: Vec<String> = (0..100).map(|n| format!("name {n}")).collect();
     let members: Vec<_> = names.iter().map(|name| Member::on(&locker, name, name, &log)).collect();
     let from = cluster.log().len();
     until("the table is full", || cluster.log().has("out of shared memory", from)).await;

@@ -1,18 +1,29 @@
 //! What the machine makes of the store's answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::Machine;
-use super::candidate::Phase;
-use super::statement::{Batch, Heartbeat, Inquiry, Minting, Release};
+use super::candidate::{Barrier, Before, Candidate, Phase, Waiting};
+use super::statement::{Batch, Heartbeat, Inquiry, Minting, Passage, Release};
 use crate::driver::command::{Admission, Id, Parting};
 use crate::driver::term::{State, Term};
 use crate::error::LossCause;
-use crate::store::{Answer, Ask, Exchanged, Holder, Minted, Seen};
+use crate::store::{Answer, Ask, Blocker, Exchanged, Fence, Holder, Minted, Seen};
+
+/// Whether a term that was granted may begin, as far as fenced transactions go.
+#[derive(Debug)]
+enum Passed {
+    /// It was not to be able to fence any, or the store has none.
+    NotAsked,
+    /// It fences by this.
+    By(Fence),
+    NotYet,
+}
 
 impl<H: Clone> Machine<H> {
     /// Takes the answer to a heartbeat: what is no longer ours is lost, the rest is trusted on.
@@ -75,14 +86,13 @@ impl<H: Clone> Machine<H> {
     }
 
     fn on_asked(&mut self, id: Id, ask: &Ask, answer: Answer<H>, sent: Instant, now: Instant) {
-        let first_lease = !self.holds_any();
         let next_poll = sent + self.poll_interval();
-        let number = self.terms + 1;
-        let trust = self.trust(ask.ttl);
         let Some(candidate) = self.candidates.get_mut(&id) else {
             // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
             match answer {
-                Answer::Granted(held) => self.releases.push(Release::orphan(held, ask)),
+                Answer::Granted(held) | Answer::Fenced(held, _) => {
+                    self.releases.push(Release::orphan(held, ask));
+                }
                 Answer::Busy { registered: true } => self.withdraw(ask.key),
                 Answer::Busy { registered: false } | Answer::Failed(_) => {}
             }
@@ -90,31 +100,16 @@ impl<H: Clone> Machine<H> {
         };
         let place = &mut candidate.place;
         match (&mut candidate.phase, answer) {
-            (Phase::Waiting(waiting), Answer::Granted(held)) => {
-                self.terms = number;
-                let deadline = sent + trust;
-                let term = Arc::new(Term::new(place, number, now, deadline, Arc::clone(&self.options)));
-                // A clean end of the term before: we were told of the release, and got the lease by asking then.
-                let clean = waiting.freed;
-                let identity = &self.options.identity;
-                if place.is_run() {
-                    info!(name = %place.name, term = number, %identity, handed_over = clean, "acquired");
-                } else {
-                    debug!(name = %place.name, term = number, %identity, "acquired");
-                }
-                let delay = place.takeover_delay();
-                let start_at = (!clean && !delay.is_zero()).then(|| now + delay);
-                if first_lease {
-                    self.heartbeat_sent = sent;
-                }
-                if start_at.is_some() {
-                    let delay = humantime::format_duration(delay).to_string();
-                    info!(name = %place.name, term = number, delay, "waits: the term before may not have ended in order");
-                    place.show(State::Blocked);
-                } else {
-                    place.begin(&term, now);
-                }
-                candidate.phase = Phase::Held { held, term, start_at, remind_at: None };
+            // Free, but not to be had at once.
+            (Phase::Waiting(_), Answer::Fenced(held, None)) if place.try_until().is_some() => {
+                self.releases.push(Release::orphan(held, ask));
+                self.turn_away(id, Admission::Busy, now);
+            }
+            (Phase::Waiting(_), Answer::Granted(held)) => {
+                self.on_granted(id, held, Passed::NotAsked, sent, now)
+            }
+            (Phase::Waiting(_), Answer::Fenced(held, fence)) => {
+                self.on_granted(id, held, fence.map_or(Passed::NotYet, Passed::By), sent, now);
             }
             (Phase::Waiting(_), Answer::Busy { .. }) if place.try_until().is_some() => {
                 self.turn_away(id, Admission::Busy, now);
@@ -146,10 +141,111 @@ impl<H: Clone> Machine<H> {
                 waiting.registered = false;
                 waiting.freed &= waiting.due.is_some();
             }
-            (_, Answer::Granted(held)) => self.releases.push(Release::orphan(held, ask)),
+            (_, Answer::Granted(held) | Answer::Fenced(held, _)) => {
+                self.releases.push(Release::orphan(held, ask));
+            }
             (_, Answer::Busy { registered: true }) => self.withdraw(ask.key),
             (_, Answer::Busy { .. } | Answer::Failed(_)) => {}
         }
+    }
+
+    /// A term begins, or waits for that.
+    fn on_granted(&mut self, id: Id, held: H, passed: Passed, sent: Instant, now: Instant) {
+        let first_lease = !self.holds_any();
+        let number = self.terms + 1;
+        let Some(ttl) = self.candidates.get(&id).map(|candidate| self.ttl(&candidate.place)) else { return };
+        let deadline = sent + self.trust(ttl);
+        let Some(Candidate { place, phase }) = self.candidates.get_mut(&id) else { return };
+        // A clean end of the term before: we were told of the release, and got the lease by asking then.
+        let clean = matches!(phase, Phase::Waiting(Waiting { freed: true, .. }));
+        self.terms = number;
+        if first_lease {
+            self.heartbeat_sent = sent;
+        }
+        let term = Arc::new(Term::new(place, number, now, deadline, Arc::clone(&self.options)));
+        let identity = &self.options.identity;
+        if place.is_run() {
+            info!(name = %place.name, term = number, %identity, handed_over = clean, "acquired");
+        } else {
+            debug!(name = %place.name, term = number, %identity, "acquired");
+        }
+        let delay = if clean { Duration::ZERO } else { place.takeover_delay() };
+        if !delay.is_zero() {
+            let delay = humantime::format_duration(delay).to_string();
+            info!(name = %place.name, term = number, delay, "waits: the term before may not have ended in order");
+        }
+        let barrier = match passed {
+            Passed::NotYet => Some(Barrier::new(now)),
+            Passed::By(fence) => {
+                term.fence.get_or_init(|| fence);
+                None
+            }
+            Passed::NotAsked => None,
+        };
+        let before =
+            (barrier.is_some() || !delay.is_zero()).then(|| Before { start_at: now + delay, barrier });
+        if before.is_some() {
+            place.show(State::Blocked);
+        } else {
+            place.begin(&term, now);
+        }
+        *phase = Phase::Held { held, term, before, remind_at: None };
+    }
+
+    /// Takes by what terms fence transactions that could not begin before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_passed(
+        &mut self,
+        passage: Passage<H>,
+        fences: Vec<Option<Fence>>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        for ((id, number), fence) in passage.terms.into_iter().zip(fences) {
+            let Some(Candidate { phase: Phase::Held { term, before: Some(before), .. }, .. }) =
+                self.candidates.get_mut(&id)
+            else {
+                continue;
+            };
+            if term.number != number {
+                continue;
+            }
+            if let Some(fence) = fence {
+                term.fence.get_or_init(|| fence);
+                before.barrier = None;
+            } else if let Some(barrier) = &mut before.barrier {
+                barrier.refused(now);
+            }
+        }
+        self.on_answer(sent, false, now)
+    }
+
+    /// Tells in the log who keeps terms from beginning, or whoever asked who is in the way.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_blockers(
+        &mut self,
+        passage: &Passage<H>,
+        reply: Option<oneshot::Sender<Option<Holder>>>,
+        blockers: Vec<Option<Blocker>>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        if let Some(reply) = reply {
+            reply.send(blockers.into_iter().next().flatten().map(Holder::from)).ok();
+            return self.on_answer(sent, false, now);
+        }
+        for ((id, _), blocker) in passage.terms.iter().zip(&blockers) {
+            if let Some(candidate) = self.candidates.get(id) {
+                candidate.name_blocker(blocker.as_ref(), &self.options.identity);
+            }
+        }
+        self.on_answer(sent, false, now)
     }
 
     /// A statement was answered: what is held is trusted on.

@@ -10,7 +10,7 @@ use crate::driver::command::Place;
 use crate::driver::term::{OVERRUN_MARGIN, State, Term};
 use crate::error::LossCause;
 use crate::options::Options;
-use crate::store::Holder;
+use crate::store::{Blocker, Holder};
 
 pub(super) struct Candidate<H> {
     pub(super) place: Place,
@@ -22,11 +22,72 @@ pub(super) enum Phase<H> {
     Resting,
     /// It asks.
     Waiting(Waiting),
-    /// It holds the lease. The job has started, or starts at `start_at`. Once it was told to stop, and until it has:
-    /// when to say so again.
-    Held { held: H, term: Arc<Term>, start_at: Option<Instant>, remind_at: Option<Instant> },
+    /// It holds the lease. The job has started, unless something is waited for `before`. Once it was told to stop, and until
+    /// it has: when to say so again.
+    Held { held: H, term: Arc<Term>, before: Option<Before>, remind_at: Option<Instant> },
     /// The lease is gone; the job has not ended yet. One that has not by `overrun_at` is stuck.
     Lost { term: Arc<Term>, overrun_at: Instant, overrun: bool },
+}
+
+/// What is waited for before the job of a term that is held starts.
+pub(super) struct Before {
+    /// The takeover delay.
+    pub(super) start_at: Instant,
+    /// The transactions that earlier terms have fenced.
+    pub(super) barrier: Option<Barrier>,
+}
+
+pub(super) struct Barrier {
+    /// Try then whether it may begin.
+    pub(super) due: Instant,
+    /// For how long to wait after that.
+    pause: Duration,
+    /// How often it could not, and at how many the store is asked why.
+    refusals: Refusals,
+}
+
+/// Between the first two attempts to pass a barrier: what is in the way is mostly a server process that is dying.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+
+/// Between two attempts at most.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+impl Barrier {
+    /// The first attempt, with the ask, was in vain.
+    pub(super) fn new(now: Instant) -> Self {
+        let mut barrier = Self { due: now, pause: FIRST_PAUSE, refusals: Refusals::NONE };
+        barrier.refused(now);
+        barrier
+    }
+
+    pub(super) fn refused(&mut self, now: Instant) {
+        self.refusals.count = self.refusals.count.saturating_add(1);
+        self.due = now + self.pause;
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+    }
+}
+
+impl Barrier {
+    /// The store is to be asked why it could not.
+    pub(super) const fn wants_to_know(&self) -> bool {
+        self.refusals.is_to_be_named()
+    }
+
+    /// As [`wants_to_know`](Self::wants_to_know), where that is done now.
+    pub(super) const fn asks_why(&mut self) -> bool {
+        let wants = self.wants_to_know();
+        if wants {
+            self.refusals.asked();
+        }
+        wants
+    }
+}
+
+impl Before {
+    /// When the job starts, if nothing else is waited for.
+    pub(super) const fn starts_at(&self) -> Option<Instant> {
+        if self.barrier.is_some() { None } else { Some(self.start_at) }
+    }
 }
 
 pub(super) struct Waiting {
@@ -56,14 +117,14 @@ const REFUSALS_UNTIL_NAMED: u32 = 3;
 impl<H> Candidate<H> {
     /// Ends the term that it holds, if it holds one.
     pub(super) fn lose(&mut self, cause: &LossCause, identity: &str, now: Instant) {
-        let Phase::Held { term, start_at, .. } = &self.phase else { return };
+        let Phase::Held { term, before, .. } = &self.phase else { return };
         let sqlstate = match cause {
             LossCause::Closed { sqlstate, .. } => sqlstate.as_deref(),
             _ => None,
         };
         term.lose(cause.clone(), now);
         warn!(name = %term.name, term = term.number, %identity, %cause, sqlstate, "lost");
-        if start_at.is_some() {
+        if before.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
             self.place.show(State::Standby);
             self.phase = Phase::Waiting(Waiting::from(now));
@@ -114,6 +175,33 @@ impl<H> Candidate<H> {
     /// The store is to be asked who is in its way.
     pub(super) const fn wants_to_know(&self) -> bool {
         matches!(&self.phase, Phase::Waiting(waiting) if waiting.refusals.is_to_be_named())
+    }
+
+    /// It holds the lease, and is kept from beginning by the transactions of earlier terms.
+    pub(super) const fn barrier(&self) -> Option<&Barrier> {
+        match &self.phase {
+            Phase::Held { before: Some(Before { barrier, .. }), .. } => barrier.as_ref(),
+            _ => None,
+        }
+    }
+
+    pub(super) const fn barrier_mut(&mut self) -> Option<&mut Barrier> {
+        match &mut self.phase {
+            Phase::Held { before: Some(Before { barrier, .. }), .. } => barrier.as_mut(),
+            _ => None,
+        }
+    }
+
+    /// Tells who keeps it from beginning.
+    pub(super) fn name_blocker(&self, blocker: Option<&Blocker>, identity: &str) {
+        let Some(barrier) = self.barrier() else { return };
+        let Blocker { application, pid, prepared, age, since_query } = blocker.cloned().unwrap_or_default();
+        let text = |duration: Option<Duration>| duration.map(|it| humantime::format_duration(it).to_string());
+        let (open_for, since_query) = (text(age), text(since_query));
+        warn!(
+            name = %self.place.name, identity, refusals = barrier.refusals.count, pid, prepared, application, open_for,
+            since_query, "holds the lease and does not begin yet: a transaction of an earlier term is still open"
+        );
     }
 
     /// Tells who is in the way. A healthy holder is heard of at least once in the time that it trusts an answer for.

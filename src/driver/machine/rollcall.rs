@@ -38,7 +38,11 @@ impl<H: Clone> Machine<H> {
         let statement = match errand.task {
             Task::Publish(message, sent) => Statement::Publish(message, Some(sent)),
             Task::Survey(reply) => Statement::Survey(reply),
-            Task::Who(key, reply) => Statement::Who(key, reply),
+            Task::Who(key, reply) => match self.blocked_on(key) {
+                // It is held here, and something else is waited for.
+                Some(passage) => Statement::Blockers(passage, Some(reply)),
+                None => Statement::Who(key, reply),
+            },
             Task::Answer(call) => Statement::Publish(Message::Present(self.presence(call, now)), None),
             Task::Mint { id, term, reply } => {
                 let Some(held) = self.held(id, term) else {
@@ -114,7 +118,7 @@ impl<H> Candidate<H> {
         let (role, term) = match &self.phase {
             Phase::Resting => (Role::Ineligible, None),
             Phase::Waiting(_) => (Role::Standby, None),
-            Phase::Held { term, start_at: Some(_), .. } => (Role::Blocked, Some(term)),
+            Phase::Held { term, before: Some(_), .. } => (Role::Blocked, Some(term)),
             Phase::Held { term, .. } if term.reason().is_some() => (Role::Draining, Some(term)),
             Phase::Held { term, .. } => (Role::Leading, Some(term)),
             Phase::Lost { term, .. } => (Role::Lost, Some(term)),

@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::candidate::{Candidate, Phase};
 use crate::driver::command::{Id, Parting, Place};
 use crate::driver::term::Term;
 use crate::name::{Key, Name};
@@ -75,6 +76,31 @@ pub(crate) enum Statement<H> {
     /// Who holds a key.
     Who(Key, oneshot::Sender<Option<Holder>>),
     Inquiry(Inquiry),
+    /// May these terms begin now?
+    Pass(Passage<H>),
+    /// Who keeps these terms from beginning? For the log, or for whoever asked who is in the way.
+    Blockers(Passage<H>, Option<oneshot::Sender<Option<Holder>>>),
+}
+
+/// Terms that are kept from beginning.
+pub(crate) struct Passage<H> {
+    pub(crate) held: Vec<H>,
+    pub(super) terms: Vec<(Id, u64)>,
+}
+
+impl<H> Default for Passage<H> {
+    fn default() -> Self {
+        Self { held: Vec::new(), terms: Vec::new() }
+    }
+}
+
+impl<H: Clone> Passage<H> {
+    pub(super) fn add(&mut self, id: Id, candidate: &Candidate<H>) {
+        if let Phase::Held { held, term, .. } = &candidate.phase {
+            self.held.push(held.clone());
+            self.terms.push((id, term.number));
+        }
+    }
 }
 
 /// A fencing token, for whom.
@@ -116,10 +142,10 @@ impl<H> Statement<H> {
             Self::Exchange(batch) => batch.releases.into_iter().for_each(Release::unanswered),
             Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
             Self::Survey(reply) => Task::Survey(reply).fail(),
-            Self::Who(key, reply) => Task::Who(key, reply).fail(),
+            Self::Who(_, reply) | Self::Blockers(_, Some(reply)) => drop(reply.send(None)),
             Self::Mint(Minting { id, term, reply, .. }) => Task::Mint { id, term, reply }.fail(),
             // For the log only; and nobody waits for an answer to a roll call to be sent.
-            Self::Inquiry(_) | Self::Publish(_, None) => {}
+            Self::Inquiry(_) | Self::Blockers(_, None) | Self::Pass(_) | Self::Publish(_, None) => {}
         }
     }
 }

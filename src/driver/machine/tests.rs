@@ -9,6 +9,8 @@ use crate::driver::command::{Place, Purpose, Run};
 use crate::driver::term::{OVERRUN_MARGIN, Shown, Term};
 use crate::name::Kind;
 use crate::name::Name;
+#[cfg(feature = "postgres")]
+use crate::store::Fence;
 use crate::store::{Answer, Call, Exchanged, Message, Role};
 use crate::watch::StateWatch;
 
@@ -466,4 +468,97 @@ fn a_release_that_was_missed_is_not_a_clean_end() {
     let asked = batch(&mut machine, now);
     answer(&mut machine, asked, vec![Answer::Granted(7)], now);
     assert_eq!(state.get(), State::Blocked);
+}
+
+/// T-02, T-03: a term that may not begin is held and kept alive; it is tried again after 5 ms, then ever more seldom; after
+/// three times the store is asked why; and its job starts when it may.
+#[cfg(feature = "postgres")]
+#[test]
+fn a_term_waits_for_what_earlier_ones_have_fenced() {
+    let (mut machine, mut now) = machine(Options::default());
+    let (mut grants, state) = enlist(&mut machine, 1, "job", now);
+    let asked = batch(&mut machine, now);
+    assert!(asked.exchange.asks[0].is_fenced);
+    answer(&mut machine, asked, vec![Answer::Fenced(7, None)], now);
+    assert_eq!(state.get(), State::Blocked);
+    let mut pauses = Vec::new();
+    let mut questions = Vec::new();
+    for _ in 0..8 {
+        assert!(machine.next_statement(now).is_none());
+        let due = machine.next_statement_at().unwrap();
+        pauses.push((due - now).as_millis());
+        now = due;
+        let Some(Statement::Pass(passage)) = machine.next_statement(now) else { panic!("not asked") };
+        assert_eq!(passage.held, [7]);
+        machine.on_passed(passage, vec![None], now, now).unwrap();
+        questions.push(match machine.next_statement(now) {
+            Some(Statement::Blockers(passage, None)) => {
+                machine.on_blockers(&passage, None, vec![None], now, now).unwrap();
+                true
+            }
+            _ => false,
+        });
+    }
+    assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 250, 250]);
+    assert_eq!(questions, [false, true, false, false, true, false, false, false]);
+    assert!(grants.try_recv().is_err());
+    now = machine.next_statement_at().unwrap();
+    let Some(Statement::Pass(passage)) = machine.next_statement(now) else { panic!("not asked") };
+    machine.on_passed(passage, vec![Some(Fence::example())], now, now).unwrap();
+    machine.on_time(now).unwrap();
+    let term = grants.try_recv().unwrap().unwrap();
+    assert_eq!(term.fence.get(), Some(&Fence::example()));
+    assert!(matches!(state.get(), State::Leading { .. }));
+}
+
+/// T-02: one that is told to stop, or leaves, before it may begin gives its lease back, and not as after a clean end.
+#[cfg(feature = "postgres")]
+#[test]
+fn a_term_that_has_not_begun_is_given_back_when_it_is_told_to_stop() {
+    for leaves in [true, false] {
+        let (mut machine, now) = machine(Options::default());
+        let (mut grants, _state) = enlist(&mut machine, 1, "job", now);
+        let asked = batch(&mut machine, now);
+        answer(&mut machine, asked, vec![Answer::Fenced(7, None)], now);
+        let later = machine.next_statement_at().unwrap();
+        let Some(Statement::Pass(passage)) = machine.next_statement(later) else { panic!("not asked") };
+        if leaves {
+            machine.on_command(Command::Leave(1, None), later);
+        } else {
+            machine.on_message(Message::StepDown(Key::of(Kind::Lease, "job")), later);
+        }
+        // It was too late.
+        machine.on_passed(passage, vec![Some(Fence::example())], later, later).unwrap();
+        machine.on_time(later).unwrap();
+        let released = batch(&mut machine, later).exchange.releases;
+        assert_eq!((released.len(), released[0].is_clean), (1, false));
+        assert!(grants.try_recv().is_err());
+    }
+}
+
+/// T-03: the takeover delay and the transactions of earlier terms are waited for together.
+#[cfg(feature = "postgres")]
+#[test]
+fn a_term_begins_after_the_takeover_delay_and_after_what_was_fenced() {
+    let delay = Duration::from_secs(9);
+    for passes_first in [true, false] {
+        let (mut machine, now) = machine(Options::default().takeover_delay(delay));
+        let (mut grants, _state) = enlist(&mut machine, 1, "job", now);
+        let asked = batch(&mut machine, now);
+        answer(&mut machine, asked, vec![Answer::Fenced(7, None)], now);
+        let passes_at = if passes_first { now + Duration::from_secs(1) } else { now + 2 * delay };
+        machine.on_time(now + delay - Duration::from_millis(1)).unwrap();
+        if !passes_first {
+            machine.on_time(now + delay).unwrap();
+            assert!(grants.try_recv().is_err());
+        }
+        let Some(Statement::Pass(passage)) = machine.next_statement(passes_at.min(now + delay / 2)) else {
+            panic!("not asked")
+        };
+        machine.on_passed(passage, vec![Some(Fence::example())], now, now).unwrap();
+        machine.on_time(now + delay - Duration::from_millis(1)).unwrap();
+        assert!(grants.try_recv().is_err());
+        machine.on_time(now + delay).unwrap();
+        assert!(grants.try_recv().is_ok());
+    }
 }

@@ -54,6 +54,7 @@ fn ask(name: &str) -> Ask {
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(20),
         is_section: false,
+        is_fenced: false,
         register: true,
     }
 }
@@ -93,6 +94,7 @@ async fn is_busy(session: &mut FileSession, name: &str) -> bool {
             true
         }
         Answer::Failed(reason) => panic!("{name}: {reason}"),
+        Answer::Fenced(..) => panic!("it has no transactions"),
     }
 }
 
@@ -588,7 +590,7 @@ fn at_the_limit_of_open_files_an_ask_names_the_limit_and_the_session_goes_on() {
             match answer {
                 Answer::Granted(granted) => held.push(granted),
                 Answer::Failed(reason) => failed.push(reason),
-                Answer::Busy { .. } => panic!("nobody else asks"),
+                Answer::Busy { .. } | Answer::Fenced(..) => panic!("nobody else asks"),
             }
         }
         assert!(held.len() > 200 && held.len() + failed.len() == 1_100, "{}", held.len());

@@ -20,7 +20,15 @@ async fn connect(memory: &Memory, identity: &str) -> MemorySession {
 
 fn ask(name: &str) -> Ask {
     let key = Key::of(Kind::Lease, name);
-    Ask { key, name: name.into(), mode: Mode::Exclusive, ttl: TTL, is_section: false, register: false }
+    Ask {
+        key,
+        name: name.into(),
+        mode: Mode::Exclusive,
+        ttl: TTL,
+        is_section: false,
+        is_fenced: false,
+        register: false,
+    }
 }
 
 fn shared(name: &str) -> Ask {
@@ -49,6 +57,7 @@ fn only(answered: Exchanged<Held>) -> Option<Held> {
         Answer::Granted(held) => Some(held),
         Answer::Busy { .. } => None,
         Answer::Failed(reason) => panic!("{reason}"),
+        Answer::Fenced(..) => panic!("it has no transactions"),
     }
 }
 

@@ -14,6 +14,7 @@ use sqlx::Row as _;
 use sqlx::postgres::{PgConnectOptions, PgRow};
 
 use super::affinity::{self, Affinity};
+use super::fence::{self, Place};
 use super::{Config, link::Link, refusal, statements};
 use crate::error::ConnectError;
 use crate::name::{Key, Kind, MARKERS};
@@ -162,6 +163,14 @@ pub(super) async fn mark(
     }
     let evidence = "two sessions were served by one server process";
     Err(ConnectError::Pooler { evidence: evidence.to_owned() })
+}
+
+/// Where the session is, for the transactions that are fenced by what it holds.
+pub(super) async fn place(link: &mut Link) -> Result<Place, ConnectError> {
+    let rows = link.fetch(fence::place()).await.map_err(refusal::of_statement)?;
+    let read =
+        |row: &PgRow| Ok(Place { database: row.try_get::<String, _>(0)?.into(), cluster: row.try_get(1)? });
+    rows.first().ok_or(sqlx::Error::RowNotFound).and_then(read).map_err(refusal::of_statement)
 }
 
 fn unsupported(reason: &str) -> ConnectError {

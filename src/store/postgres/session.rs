@@ -11,7 +11,8 @@ use tracing::{debug, warn};
 use super::affinity::Affinity;
 use super::checks::{Backend, Look};
 pub(crate) use super::claims::Held;
-use super::claims::{Claims, Foreign};
+use super::claims::{Claims, Ended, Foreign};
+use super::fence::{self, BLOCKED, Beginner, Broken, FENCED, Fence, GRANTED, Place};
 use super::link::Link;
 use super::refusal;
 use super::statements::{self, Announced, Outcomes, Release, Take, Work};
@@ -20,8 +21,8 @@ use crate::error::LossCause;
 use crate::fence::FencingToken;
 use crate::name::Key;
 use crate::store::{
-    Answer, Ask, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Presence, Return, Seen,
-    Session,
+    Answer, Ask, Blocker, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Presence, Return,
+    Seen, Session,
 };
 
 /// How often a statement that the server answered with an error is tried again before the session is given up.
@@ -42,9 +43,19 @@ pub(crate) struct PgSession {
     /// What the store believes of the target, for the connections to come.
     affinity: Affinity,
     claims: Claims,
+    fencing: Fencing,
     /// The keys that it is no longer registered as waiting for, though nobody asked for that: to be told.
     unregistered: Vec<Key>,
     answered: Instant,
+}
+
+/// How the transactions are fenced of what this session holds.
+#[derive(Clone, Debug)]
+pub(super) struct Fencing {
+    pub(super) place: Place,
+    /// How long a fenced transaction may be idle.
+    pub(super) limit: Duration,
+    pub(super) broken: Broken,
 }
 
 impl PgSession {
@@ -54,6 +65,7 @@ impl PgSession {
         (backend, marker): (Backend, Option<i32>),
         (enforcement, shortfalls): (Enforcement, Vec<String>),
         affinity: Affinity,
+        fencing: Fencing,
     ) -> Self {
         debug!(pid = backend.pid, ?enforcement, "session with a PostgreSQL server");
         Self {
@@ -64,7 +76,8 @@ impl PgSession {
             enforcement,
             shortfalls,
             affinity,
-            claims: Claims::default(),
+            claims: Claims::new(),
+            fencing,
             unregistered: Vec::new(),
             answered: clock::now(),
         }
@@ -149,13 +162,43 @@ impl PgSession {
         distrusted("it was moved to another server process: a pooler stands in between")
     }
 
+    /// Gives back the term keys of what somebody else has unlocked on this session.
+    async fn give_orphans_back(&mut self) -> Result<(), LossCause> {
+        let terms = self.claims.take_orphans();
+        if !terms.is_empty() {
+            let work = Work { terms, ..Work::default() };
+            if let Err((_, reason)) = self.fetch(work.sql(false)).await? {
+                return Err(distrusted(&format!("a term key could not be given back: {reason}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// By what the term of a grant fences transactions, once it has begun.
+    fn fence(&self, held: &Held) -> Option<Fence> {
+        let term = self.claims.term(held.key).filter(|_| self.claims.holds(held))?;
+        let Fencing { place, limit, .. } = &self.fencing;
+        let barrier = fence::barrier(held.key, held.mode);
+        Some(Fence { term, barrier, place: place.clone(), limit: *limit })
+    }
+
+    /// With what fences its transactions, where that was asked for.
+    fn with_fence(&self, answer: Answer<Held>, ask: &Ask) -> Answer<Held> {
+        match answer {
+            Answer::Granted(held) if ask.is_fenced => Answer::Fenced(held, self.fence(&held)),
+            // It asked together with one who wants more.
+            Answer::Fenced(held, _) if !ask.is_fenced => Answer::Granted(held),
+            answer => answer,
+        }
+    }
+
     /// After an error in the middle of a message: sees in the lock table what was done, keeps what was asked for, and
     /// does the rest. Those who wait are told once more, since the announcements were undone.
     ///
     /// Out of lock memory, all that the message took is given back: with a full lock table nobody could so much as log
     /// in to the server.
     async fn reconcile(&mut self, undone: Undone<'_>) -> Result<Vec<(usize, Answer<Held>)>, LossCause> {
-        let Undone { releases, withdrawals, intents, takes, code, reason } = undone;
+        let Undone { terms, releases, withdrawals, intents, takes, code, reason } = undone;
         warn!(
             pid = self.backend.pid,
             reason, "the server refused a statement; reconciling with its lock table"
@@ -167,7 +210,13 @@ impl PgSession {
             let is_taken = own.has(take.key);
             if is_taken && code != OUT_OF_LOCK_MEMORY {
                 // Also one who joins other readers: with them nobody writes.
-                answers.extend(asking.iter().map(|n| (*n, Answer::Granted(self.claims.grant(take)))));
+                let term = take.beginner().map(|it| it.term());
+                let outcome = match term {
+                    Some(term) if own.has(term) => FENCED,
+                    Some(_) => BLOCKED,
+                    None => GRANTED,
+                };
+                answers.extend(asking.iter().map(|n| (*n, self.claims.answer(take, outcome))));
                 continue;
             }
             let why = refusal::of_ask(code, reason);
@@ -197,8 +246,11 @@ impl PgSession {
             .chain(takes.iter().map(|(_, take)| take.key))
             .filter(|key| !self.claims.intends(*key))
             .collect();
+        let kept: HashSet<Key> = self.claims.all_terms().collect();
+        let terms: Vec<Key> = terms.into_iter().filter(|key| !kept.contains(key)).collect();
         for attempt in 0..ATTEMPTS {
             let mut work = Work::default();
+            work.terms.extend(terms.iter().filter(|key| own.has(**key)));
             work.releases.extend(
                 unwanted.iter().map(|release| Release { is_unlocked: !own.has(release.key), ..*release }),
             );
@@ -206,7 +258,8 @@ impl PgSession {
             work.intents.extend(no_longer_intended.iter().filter(|key| own.has(statements::intent(**key))));
             let is_first = attempt == 0;
             // An announcement needs memory and a commit, which may be just what the server lacks: without, then.
-            let is_done = work.withdrawals.is_empty()
+            let is_done = work.terms.is_empty()
+                && work.withdrawals.is_empty()
                 && work.intents.is_empty()
                 && work.releases.iter().all(|release| release.is_unlocked);
             if is_done && (!is_first || work.releases.is_empty()) {
@@ -224,12 +277,20 @@ impl PgSession {
 
 /// A message that the server answered with an error.
 struct Undone<'a> {
+    /// The term keys that it gives back or takes.
+    terms: Vec<Key>,
     releases: &'a [Return<Held>],
     withdrawals: &'a [Key],
     intents: &'a [Key],
     takes: &'a [(Vec<usize>, Take)],
     code: &'a str,
     reason: &'a str,
+}
+
+impl<'a> Undone<'a> {
+    const fn nothing(code: &'a str, reason: &'a str) -> Self {
+        Self { terms: Vec::new(), releases: &[], withdrawals: &[], intents: &[], takes: &[], code, reason }
+    }
 }
 
 impl Look {
@@ -265,18 +326,25 @@ impl Session for PgSession {
         let mut ours: Vec<bool> =
             exchange.releases.iter().map(|lease| self.claims.holds(&lease.held)).collect();
         // With the last reader, the lock of all.
-        let is_last = |lease: &&Return<Held>| self.claims.end(&lease.held);
-        let releases: Vec<Return<Held>> = exchange.releases.iter().filter(is_last).cloned().collect();
+        let (mut releases, mut terms) = (Vec::new(), Vec::new());
+        for lease in &exchange.releases {
+            if let Some(Ended { term }) = self.claims.end(&lease.held) {
+                releases.push(lease.clone());
+                terms.extend(term);
+            }
+        }
         let withdrawals: Vec<Key> =
             exchange.withdrawals.iter().copied().filter(|key| self.claims.withdraw(*key)).collect();
         let intents: Vec<Key> =
             exchange.withdrawals.iter().copied().filter(|key| self.claims.give_way(*key)).collect();
         let takes = self.claims.takes(&exchange.asks);
         let work = Work {
+            terms,
             releases: releases.iter().map(Release::of).collect(),
             withdrawals: withdrawals.clone(),
             intents: intents.clone(),
             asks: takes.iter().map(|(_, take)| *take).collect(),
+            broken: self.fencing.broken,
         };
         // What is held already is somebody's on this very session, who will release it.
         let busy = |_: &Ask| Answer::Busy { registered: true };
@@ -302,12 +370,14 @@ impl Session for PgSession {
                 }
                 for ((asking, take), outcome) in takes.iter().zip(outcomes.asks) {
                     for n in asking {
-                        answers[*n] = self.claims.answer(take, &outcome);
+                        let answer = self.claims.answer(take, &outcome);
+                        answers[*n] = self.with_fence(answer, &exchange.asks[*n]);
                     }
                 }
             }
             Err((code, reason)) => {
                 let undone = Undone {
+                    terms: work.all_terms(),
                     releases: &releases,
                     withdrawals: &withdrawals,
                     intents: &intents,
@@ -317,11 +387,52 @@ impl Session for PgSession {
                 };
                 let reconciled = self.reconcile(undone).await?;
                 for (n, answer) in reconciled {
-                    answers[n] = answer;
+                    answers[n] = self.with_fence(answer, &exchange.asks[n]);
                 }
             }
         }
         Ok(Exchanged { released: ours, answers })
+    }
+
+    async fn pass(&mut self, held: &[Held]) -> Result<Vec<Option<Fence>>, LossCause> {
+        let mut beginners: Vec<Beginner> = Vec::new();
+        for held in held {
+            // One term key for all readers of the session.
+            let is_known = beginners.iter().any(|it| it.key == held.key);
+            if self.claims.holds(held) && !is_known && self.claims.term(held.key).is_none() {
+                beginners.push(self.claims.beginner(held));
+            }
+        }
+        if beginners.is_empty() {
+            self.look().await?;
+        } else {
+            match self.fetch(fence::pass(&beginners, self.fencing.broken)).await? {
+                Ok(rows) => {
+                    for n in fence::read_passed(&rows).map_err(|error| distrusted(&error.to_string()))? {
+                        let beginner = beginners.get(n).ok_or_else(|| distrusted("an answer to nothing"))?;
+                        self.claims.begin(beginner.key, beginner.term());
+                    }
+                }
+                Err((code, reason)) => {
+                    let terms = beginners.iter().map(Beginner::term).collect();
+                    self.reconcile(Undone { terms, ..Undone::nothing(&code, &reason) }).await?;
+                }
+            }
+        }
+        Ok(held.iter().map(|held| self.fence(held)).collect())
+    }
+
+    async fn blockers(&mut self, held: &[Held]) -> Result<Vec<Option<Blocker>>, LossCause> {
+        let keys: Vec<_> = held.iter().map(|held| (held.key, held.mode)).collect();
+        let mut blockers = vec![None; held.len()];
+        match self.fetch(fence::blockers(&keys)).await? {
+            Ok(rows) => {
+                let read = fence::read_blockers(&rows, &mut blockers);
+                read.map_err(|error| distrusted(&error.to_string()))?;
+            }
+            Err((_, reason)) => debug!(reason, "who is in the way of a term could not be told"),
+        }
+        Ok(blockers)
     }
 
     async fn heartbeat(&mut self, held: &[Held]) -> Result<Vec<bool>, LossCause> {
@@ -331,6 +442,7 @@ impl Session for PgSession {
         let unregistered = self.claims.compare(others.into_iter());
         let foreign = |Foreign| distrusted("it has an advisory lock that it did not take");
         self.unregistered.extend(unregistered.map_err(foreign)?);
+        self.give_orphans_back().await?;
         if let Some(marker) = self.marker.filter(|_| own.is_empty()) {
             // Somebody has unlocked everything on this session.
             self.fetch(statements::mark(marker)).await?.ok();
@@ -355,6 +467,7 @@ impl Session for PgSession {
                     }
                     let Some(number) = number else {
                         self.claims.forget(held.key);
+                        self.give_orphans_back().await?;
                         return Ok(Minted::Gone);
                     };
                     let token = u64::try_from(number).ok().and_then(FencingToken::new);
@@ -432,7 +545,8 @@ impl Session for PgSession {
                 .collect(),
             withdrawals: self.claims.all_waited_for().collect(),
             intents: self.claims.all_intents().collect(),
-            asks: Vec::new(),
+            terms: self.claims.all_terms().collect(),
+            ..Work::default()
         };
         if !work.is_empty()
             && let Err(cause) = self.fetch(work.sql(true)).await

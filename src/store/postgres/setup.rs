@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use tracing::warn;
 
-use super::statements::APPLICATION;
+use super::statements::{APPLICATION, quoted};
 use super::{Config, checks::Backend, link::Link, refusal};
 use crate::error::ConnectError;
 use crate::store::Enforcement;
@@ -186,7 +186,6 @@ impl From<(&'static str, String, Matter)> for Setting {
 
 impl Setting {
     fn sql(&self) -> String {
-        // E: the same whatever standard_conforming_strings is. An identity is ASCII, but may have either.
-        format!("SET {} = E'{}';", self.name, self.value.replace('\\', "\\\\").replace('\'', "''"))
+        format!("SET {} = {};", self.name, quoted(&self.value))
     }
 }

@@ -6,12 +6,14 @@
 //! in it, so what was locked and unlocked before an error stays so, and a notification leaves with the commit.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
+use super::fence::{self, Beginner, Broken};
 use crate::name::{INTENTS, Key, MARKERS};
 use crate::store::{Freed, Holder, Message, Mode, Seen, text};
 
@@ -52,12 +54,15 @@ pub(super) const APPLICATION: &str = "leasehold/";
 /// What one message is to do, in this order.
 #[derive(Debug, Default)]
 pub(super) struct Work {
+    /// Term keys of what is released: before that, so that no fenced transaction goes on when the lease is another's.
+    pub(super) terms: Vec<Key>,
     pub(super) releases: Vec<Release>,
     /// Keys that are no longer waited for.
     pub(super) withdrawals: Vec<Key>,
     /// Keys that are no longer waited for to write.
     pub(super) intents: Vec<Key>,
     pub(super) asks: Vec<Take>,
+    pub(super) broken: Broken,
 }
 
 #[derive(Debug)]
@@ -77,6 +82,8 @@ pub(super) struct Take {
     pub(super) mode: Mode,
     pub(super) waiting: Waiting,
     pub(super) is_section: bool,
+    /// Where it is granted, its term is to begin, with this number.
+    pub(super) number: Option<i32>,
     /// A reader, where another one of this session reads: the server is only asked whether anybody waits to write.
     pub(super) joins: bool,
     /// The session is seen to wait to write.
@@ -94,7 +101,8 @@ pub(super) enum Waiting {
 
 impl Work {
     pub(super) fn is_empty(&self) -> bool {
-        self.releases.is_empty()
+        self.terms.is_empty()
+            && self.releases.is_empty()
             && self.withdrawals.is_empty()
             && self.intents.is_empty()
             && self.asks.is_empty()
@@ -106,8 +114,11 @@ impl Work {
         let released = |it: &Release| {
             it.is_section && it.is_clean && !it.is_unlocked && it.mode != Mode::Read && is_plain(it.key)
         };
-        let asked = |it: &Take| it.is_section && it.mode == Mode::Exclusive && is_plain(it.key);
-        let is_quick = self.withdrawals.is_empty()
+        let asked = |it: &Take| {
+            it.is_section && it.number.is_none() && it.mode == Mode::Exclusive && is_plain(it.key)
+        };
+        let is_quick = self.terms.is_empty()
+            && self.withdrawals.is_empty()
             && self.intents.is_empty()
             && self.releases.iter().all(released)
             && self.asks.iter().all(asked);
@@ -130,6 +141,12 @@ impl Work {
     /// `announce`: tell those who wait for what is released.
     pub(super) fn sql(&self, announce: bool) -> String {
         let mut sql = "SELECT 'p', pg_catalog.pg_backend_pid(), '';".to_owned();
+        if !self.terms.is_empty() {
+            let values = values(self.terms.iter().enumerate(), |key| literal(*key));
+            sql += "SELECT 't', v.n, pg_catalog.pg_advisory_unlock(v.t1, v.t2)::text FROM (VALUES ";
+            sql += &values;
+            sql += ") v(n, t1, t2);";
+        }
         for space in Space::ALL {
             sql += &self.release(space, announce);
         }
@@ -143,10 +160,32 @@ impl Work {
             sql += &self.give_way(announce);
         }
         for space in Space::ALL {
-            sql += &self.ask(space);
-            sql += &self.ask_to_read_or_write(space);
+            for is_fenced in [false, true] {
+                sql += &self.ask(space, is_fenced);
+                sql += &self.ask_to_read_or_write(space, is_fenced);
+            }
         }
         sql
+    }
+
+    /// The term keys that it gives back or takes.
+    pub(super) fn all_terms(&self) -> Vec<Key> {
+        let begun = self.asks.iter().filter_map(Take::beginner).map(|beginner| beginner.term());
+        self.terms.iter().copied().chain(begun).collect()
+    }
+
+    /// A statement that asks: rows of values with these columns, and what becomes of each.
+    fn asking(&self, is_fenced: bool, outcome: &str, values: &str, columns: &str) -> String {
+        if is_fenced {
+            let rows = format!(
+                "SELECT v.n, {outcome} AS o, v.t1, v.t2, v.b, v.rb, v.c, v.rc \
+                 FROM (VALUES {values}) v(n, {}, {columns})",
+                fence::COLUMNS
+            );
+            fence::begin('a', &rows, self.broken)
+        } else {
+            format!("SELECT 'a', v.n, {outcome} FROM (VALUES {values}) v(n, {columns});")
+        }
     }
 
     /// Unlocks, and then announces only where somebody waits: a notification that nobody waits for still takes a
@@ -189,27 +228,28 @@ impl Work {
     /// The waiting key first, then the key, both by try: whoever releases in between finds us waiting, and nobody waits
     /// in the server. The waiting key is refused only while somebody announces a release of this very key; then the ask
     /// goes on without, and the driver asks once more. Whoever is granted the key waits no more.
-    fn ask(&self, space: Space) -> String {
-        let asks = self.asks_in(space).filter(|(_, it)| it.mode == Mode::Exclusive);
+    fn ask(&self, space: Space, is_fenced: bool) -> String {
+        let asks = self.asks_in(space, is_fenced).filter(|(_, it)| it.mode == Mode::Exclusive);
         let values = values(asks, |take| {
-            format!("{},{},{}", take.waits(), literal(take.key), literal(take.key.waiting()))
+            let (begins, waits) = (take.begins(), take.waits());
+            format!("{begins}{waits},{},{}", literal(take.key), literal(take.key.waiting()))
         });
         if values.is_empty() {
             return String::new();
         }
         let (key, columns) = (space.arguments(), space.columns());
         let grab = format!("pg_catalog.pg_try_advisory_lock({key})");
-        format!(
-            "SELECT 'a', v.n, CASE WHEN {WAITS} \
-             THEN CASE WHEN {grab} THEN {GRANTED_TO_WAITING} ELSE 'waiting' END \
-             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END FROM (VALUES {values}) v(n, x, {columns}, w);"
-        )
+        let outcome = format!(
+            "CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {GRANTED_TO_WAITING} ELSE 'waiting' END \
+             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END"
+        );
+        self.asking(is_fenced, &outcome, &values, &format!("x, {columns}, w"))
     }
 
     /// As [`ask`](Self::ask). A reader first looks whether anybody waits to write. Whoever has to wait to write shows it;
     /// where only a reader's look is in the way of that, which is over when its statement is, the driver asks once more.
-    fn ask_to_read_or_write(&self, space: Space) -> String {
-        let asks = self.asks_in(space).filter(|(_, it)| it.mode != Mode::Exclusive);
+    fn ask_to_read_or_write(&self, space: Space, is_fenced: bool) -> String {
+        let asks = self.asks_in(space, is_fenced).filter(|(_, it)| it.mode != Mode::Exclusive);
         let values = values(asks, |take| {
             let how = match (take.mode, take.joins, take.intends) {
                 (Mode::Read, false, _) => 0,
@@ -218,7 +258,8 @@ impl Work {
                 (_, _, true) => 3,
             };
             let (waits, key, waiting) = (take.waits(), literal(take.key), literal(take.key.waiting()));
-            format!("{how},{waits},{key},{waiting},{}", literal(intent(take.key)))
+            let begins = take.begins();
+            format!("{begins}{how},{waits},{key},{waiting},{}", literal(intent(take.key)))
         });
         if values.is_empty() {
             return String::new();
@@ -237,15 +278,16 @@ impl Work {
             "CASE WHEN v.m <> 3 THEN {GRANTED_TO_WAITING} \
              WHEN pg_catalog.pg_advisory_unlock(v.i1, v.i2) THEN {GRANTED_TO_WAITING} ELSE {GRANTED_TO_WAITING} END"
         );
-        format!(
-            "SELECT 'a', v.n, CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {granted} ELSE {refused} END \
-             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END \
-             FROM (VALUES {values}) v(n, m, x, {columns}, w, i1, i2);"
-        )
+        let outcome = format!(
+            "CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {granted} ELSE {refused} END \
+             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END"
+        );
+        self.asking(is_fenced, &outcome, &values, &format!("m, x, {columns}, w, i1, i2"))
     }
 
-    fn asks_in(&self, space: Space) -> impl Iterator<Item = (usize, &Take)> {
-        self.asks.iter().enumerate().filter(move |(_, it)| Space::of(it.key) == space)
+    fn asks_in(&self, space: Space, is_fenced: bool) -> impl Iterator<Item = (usize, &Take)> {
+        let asks = self.asks.iter().enumerate();
+        asks.filter(move |(_, it)| Space::of(it.key) == space && it.number.is_some() == is_fenced)
     }
 }
 
@@ -267,6 +309,16 @@ const GRANTED_TO_WAITING: &str =
     "CASE WHEN pg_catalog.pg_advisory_unlock_shared(v.w) THEN 'granted' ELSE 'granted anyway' END";
 
 impl Take {
+    /// What stands before its other values where it is fenced.
+    fn begins(&self) -> String {
+        self.beginner().map(|beginner| beginner.values() + ",").unwrap_or_default()
+    }
+
+    /// Where its term is to begin.
+    pub(super) fn beginner(&self) -> Option<Beginner> {
+        self.number.map(|number| Beginner { key: self.key, mode: self.mode, number })
+    }
+
     const fn waits(&self) -> u8 {
         match self.waiting {
             Waiting::No => 0,
@@ -399,7 +451,7 @@ impl Outcomes {
         let all = |items: Vec<Option<Cow<'static, str>>>| {
             items.into_iter().collect::<Option<Vec<_>>>().ok_or(NOT_THE_ROWS)
         };
-        if others == work.withdrawals.len() + work.intents.len() {
+        if others == work.terms.len() + work.withdrawals.len() + work.intents.len() {
             Ok(Self { pid, releases: all(releases)?, asks: all(asks)? })
         } else {
             Err(NOT_THE_ROWS.to_owned())
@@ -410,7 +462,7 @@ impl Outcomes {
 const NOT_THE_ROWS: &str = "an answer has not the rows that were asked for";
 
 /// Rows of VALUES, each with its number before it.
-fn values<'a, T: 'a>(
+pub(super) fn values<'a, T: 'a>(
     items: impl IntoIterator<Item = (usize, &'a T)>,
     columns: impl Fn(&T) -> String,
 ) -> String {
@@ -422,8 +474,13 @@ fn values<'a, T: 'a>(
     text
 }
 
+/// Text as a literal, the same whatever `standard_conforming_strings` is.
+pub(super) fn quoted(text: &str) -> String {
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
+}
+
 /// In quotes: the smallest number is no literal of SQL without them.
-fn literal(key: Key) -> String {
+pub(super) fn literal(key: Key) -> String {
     match key.pair() {
         None => format!("'{}'::int8", key.get()),
         Some((first, second)) => format!("'{first}'::int4,'{second}'::int4"),
@@ -449,11 +506,11 @@ const WHENCE: &str = "CASE WHEN a.client_port < 0 THEN 'a Unix socket' ELSE \
      (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.state_change) * 1000)::int8";
 
 /// Advisory locks `l` in this database, the markers of sessions too. A key is [`HALVES`] and `objsubid`.
-const OURS: &str = "l.locktype = 'advisory' AND l.granted AND \
+pub(super) const OURS: &str = "l.locktype = 'advisory' AND l.granted AND \
      l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())";
 
 /// The two halves of the key of a lock `l`.
-const HALVES: &str = "((l.classid::int8 << 32) | l.objid::int8)";
+pub(super) const HALVES: &str = "((l.classid::int8 << 32) | l.objid::int8)";
 
 /// Who holds these keys: a row for each that is held, with its number. What the server does not show to this user, such
 /// as where others come from, is null.
@@ -481,7 +538,7 @@ pub(super) fn survey() -> String {
     )
 }
 
-/// Reads the rows of [`survey`].
+/// Reads the rows of [`survey`]. The keys of terms go with the leases of the same session.
 pub(super) fn read_survey(rows: &[PgRow]) -> Result<Vec<Seen>, sqlx::Error> {
     let mut all: Vec<Seen> = Vec::new();
     for row in rows {
@@ -502,6 +559,11 @@ pub(super) fn read_survey(rows: &[PgRow]) -> Result<Vec<Seen>, sqlx::Error> {
             let keys = if is_exclusive == Some(true) { &mut seen.holds } else { &mut seen.shares };
             keys.push(key);
         }
+    }
+    for seen in &mut all {
+        let keys = seen.holds.iter().chain(&seen.shares);
+        let terms: HashSet<i32> = keys.flat_map(|key| fence::classes(*key)).collect();
+        seen.holds.retain(|key| key.pair().is_none_or(|(class, _)| !terms.contains(&class)));
     }
     Ok(all)
 }
@@ -707,6 +769,7 @@ mod tests {
                 mode: Mode::Exclusive,
                 waiting: Waiting::No,
                 is_section: false,
+                number: None,
                 joins: false,
                 intends: false,
             }
@@ -730,12 +793,28 @@ mod tests {
         let release =
             Release { key, mode: Mode::Exclusive, is_unlocked: false, is_clean: true, is_section: false };
         let waiting = Waiting::Register;
-        let ask =
-            Take { key, mode: Mode::Exclusive, waiting, is_section: false, joins: false, intends: false };
-        let (releases, withdrawals, intents) = (vec![release], vec![key], vec![key]);
-        let work = Work { releases, withdrawals, intents, asks: vec![ask] };
+        let ask = Take {
+            key,
+            mode: Mode::Exclusive,
+            waiting,
+            is_section: false,
+            number: Some(7),
+            joins: false,
+            intends: false,
+        };
+        let work = Work {
+            terms: vec![Key::of_pair(1, 2)],
+            releases: vec![release],
+            withdrawals: vec![key],
+            intents: vec![key],
+            asks: vec![ask],
+            ..Work::default()
+        };
         let sql = work.sql(true);
         let at = |text: &str| sql.find(text).expect(text);
+        // T-02: the term key before the lease, and the barrier alone before the look and the new term key.
+        assert!(at("SELECT 't'") < at("SELECT 'r'"), "{sql}");
+        assert!(at("lock(a.b)") < at("ARRAY(SELECT") && at("ARRAY(SELECT") < at("lock(b.t1, b.t2)"), "{sql}");
         assert!(at("SELECT 'r'") < at("SELECT 'w'") && at("SELECT 'w'") < at("SELECT 'a'"), "{sql}");
         assert!(at("unlock(v.k)") < at("xact_lock(v.w)") && at("xact_lock(v.w)") < at("pg_notify"), "{sql}");
         assert!(!work.sql(false).contains("pg_notify"));
