@@ -24,6 +24,7 @@ mod command_terminal;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod doctor;
 mod endings;
+mod fence_model;
 #[cfg(all(unix, feature = "postgres"))]
 mod fencing;
 mod figures;
