@@ -286,6 +286,7 @@ impl Orders {
 
 /// The guard itself.
 pub(crate) fn main(file: Option<&GuardFile>) -> ExitCode {
+    outlive_hup();
     let mut orders = Orders::default();
     let mut leash: Option<(Group, Duration)> = None;
     let mut held = None;
@@ -340,6 +341,17 @@ pub(crate) fn main(file: Option<&GuardFile>) -> ExitCode {
         complain("the process that leads is dead: its command is killed");
     }
     ExitCode::SUCCESS
+}
+
+/// If it stands still when the process that it guards dies, the kernel lets it go on, and sends it a HUP with that.
+fn outlive_hup() {
+    use nix::sys::signal::{SigSet, Signal};
+
+    let mut hup = SigSet::empty();
+    hup.add(Signal::SIGHUP);
+    if let Err(error) = hup.thread_block() {
+        complain(error);
+    }
 }
 
 /// Kills the group, and waits until it is empty.
