@@ -169,7 +169,11 @@ impl Common {
 
     /// What the guards of a name hold one after the other, where they are on one host.
     #[cfg(unix)]
-    pub(crate) fn guard_file(&self, key: leasehold::Key, is_shared: bool) -> anyhow::Result<Option<GuardFile>> {
+    pub(crate) fn guard_file(
+        &self,
+        key: leasehold::Key,
+        is_shared: bool,
+    ) -> anyhow::Result<Option<GuardFile>> {
         let Some(directory) = self.directory() else { return Ok(None) };
         let path = std::path::absolute(directory)?.join(format!("{key}.guard"));
         Ok(Some(GuardFile { path, is_shared }))

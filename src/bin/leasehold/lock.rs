@@ -80,7 +80,8 @@ enum Kind {
 
 pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
     if arguments.shared && arguments.kind == Kind::Lock {
-        let text = "--shared is for --kind=rwlock, which is the default: a `lock` is entered by one at a time";
+        let text =
+            "--shared is for --kind=rwlock, which is the default: a `lock` is entered by one at a time";
         return Err(Usage::new(text).into());
     }
     let name = arguments.name.clone();

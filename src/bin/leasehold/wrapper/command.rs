@@ -79,7 +79,11 @@ pub(super) struct Command<'a> {
 impl<'a> Command<'a> {
     /// Starts it as the leader of a process group of its own, when the guard knows of the group: until then it stands
     /// still, and dies with this process: see [`exec`].
-    pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease, token: Option<FencingToken>) -> io::Result<Self> {
+    pub(super) async fn start(
+        wrapper: &'a Wrapper,
+        lease: &Lease,
+        token: Option<FencingToken>,
+    ) -> io::Result<Self> {
         let mut exec = this_program()?;
         exec.args(["exec", &getpid().as_raw_pid().to_string(), "--"])
             .args(&wrapper.wrapped.command)
