@@ -15,7 +15,7 @@ use crate::exit::{self, Usage};
 use crate::output::complain;
 use crate::wrapper::command::Ended;
 use crate::wrapper::signals::{Mask, Signals};
-use crate::wrapper::{self, CannotStart, Wrapped, Wrapper};
+use crate::wrapper::{self, CannotStart, Task, Wrapper};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -101,13 +101,13 @@ async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Resul
         ControlFlow::Break(code) => return Ok(code),
     };
     let section = Section::new(&locker, &arguments);
-    let wrapped = Wrapped {
+    let task = Task {
         command: arguments.command,
         guard_file: common.guard_file(section.key(), arguments.shared)?,
         is_exclusive: !arguments.shared,
         delay,
     };
-    let wrapper = Wrapper::start(common, locker, signals, mask, wrapped)?;
+    let wrapper = Wrapper::start(common, locker, signals, mask, task)?;
     let code = hold(&wrapper, &section, limit).await;
     wrapper.end().await;
     Ok(ExitCode::from(code?))

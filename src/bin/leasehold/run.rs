@@ -15,7 +15,7 @@ use crate::exit::{self, Usage};
 use crate::output::complain;
 use crate::wrapper::command::Ended;
 use crate::wrapper::signals::{Mask, Signals};
-use crate::wrapper::{self, CannotStart, Wrapped, Wrapper};
+use crate::wrapper::{self, CannotStart, Task, Wrapper};
 
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
@@ -92,13 +92,13 @@ async fn run(common: &Common, mut arguments: Arguments, mask: Mask) -> anyhow::R
         ControlFlow::Continue(locker) => locker,
         ControlFlow::Break(code) => return Ok(code),
     };
-    let wrapped = Wrapped {
+    let task = Task {
         command: std::mem::take(&mut arguments.command),
         guard_file: common.guard_file(Key::of(Kind::Lease, arguments.name.as_str()), false)?,
         is_exclusive: true,
         delay: Duration::ZERO,
     };
-    let wrapper = Wrapper::start(common, locker, signals, mask, wrapped)?;
+    let wrapper = Wrapper::start(common, locker, signals, mask, task)?;
     Run { wrapper, arguments, last: Cell::new(None), verdict: Cell::new(None) }.run().await
 }
 

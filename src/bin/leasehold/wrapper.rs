@@ -31,8 +31,8 @@ use crate::output::complain;
 /// How many guards may die before one of them is ready: after that it is no accident.
 const MOST_GUARDS: u32 = 3;
 
-/// What is wrapped, and how.
-pub(crate) struct Wrapped {
+/// What is task, and how.
+pub(crate) struct Task {
     pub(crate) command: Vec<OsString>,
     pub(crate) guard_file: Option<GuardFile>,
     /// Whether the leases are exclusive: others have no fencing token.
@@ -47,7 +47,7 @@ pub(crate) struct Wrapper {
     pub(crate) signals: Signals,
     /// Cancelled where the command is to run no more: by a signal, or by what is typed.
     pub(crate) shutdown: CancellationToken,
-    wrapped: Wrapped,
+    task: Task,
     stop_grace: Duration,
     reaper: Reaper,
     guard: RefCell<Guard>,
@@ -89,15 +89,15 @@ impl Wrapper {
         locker: Locker,
         signals: Signals,
         mask: Mask,
-        wrapped: Wrapped,
+        task: Task,
     ) -> anyhow::Result<Self> {
         let reaper = Reaper::start()?;
-        let guard = Guard::start(wrapped.guard_file.clone(), reaper.clone())?;
+        let guard = Guard::start(task.guard_file.clone(), reaper.clone())?;
         Ok(Self {
             locker,
             signals,
             shutdown: CancellationToken::new(),
-            wrapped,
+            task,
             stop_grace: common.options()?.get_stop_grace(),
             reaper,
             guard: RefCell::new(guard),
@@ -112,10 +112,10 @@ impl Wrapper {
             let holding = self.guard.borrow_mut().hold()?;
             let ready = async {
                 holding.await?;
-                if !self.wrapped.delay.is_zero() {
-                    tokio::time::sleep(self.wrapped.delay).await;
+                if !self.task.delay.is_zero() {
+                    tokio::time::sleep(self.task.delay).await;
                 }
-                Ok(if self.wrapped.is_exclusive { Some(lease.fencing_token().await?) } else { None })
+                Ok(if self.task.is_exclusive { Some(lease.fencing_token().await?) } else { None })
             };
             let token = tokio::select! {
                 biased;

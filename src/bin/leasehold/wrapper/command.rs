@@ -86,7 +86,7 @@ impl<'a> Command<'a> {
     ) -> io::Result<Self> {
         let mut exec = this_program()?;
         exec.args(["exec", &getpid().as_raw_pid().to_string(), "--"])
-            .args(&wrapper.wrapped.command)
+            .args(&wrapper.task.command)
             .env("LEASEHOLD_NAME", lease.name().as_str())
             .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
             .env("LEASEHOLD_TERM", lease.term().to_string())
