@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::{Key, Kind, LockError, LockGuard};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::command_children::{guard, open_files};
+use crate::command_children::guard;
 use crate::support::command::{PROGRAM, Run, Scene, runs};
 use crate::support::{Stage, eventually, now, quick, until};
 
@@ -86,6 +86,14 @@ fn keeps_from_its_guard(pid: Pid) -> File {
     let mut said = files.filter_map(|entry| Some(entry.ok()?.path()));
     let said = said.find(|path| fs::read_link(path).is_ok_and(|it| it == heard)).unwrap();
     File::options().write(true).open(said).unwrap()
+}
+
+/// Whether the guard of a process waits for another one's: proc(5), locks.
+fn waits_for_another_guard(pid: Pid) -> bool {
+    let Some(guard) = guard(pid) else { return false };
+    let (guard, locks) = (guard.as_raw_pid().to_string(), fs::read_to_string("/proc/locks").unwrap());
+    let mut waiting = locks.lines().filter(|line| line.contains("-> FLOCK"));
+    waiting.any(|line| line.split_whitespace().any(|word| word == guard))
 }
 
 fn stderr(output: &Output) -> String {
@@ -347,9 +355,7 @@ async fn on_files_nobody_starts_beside_the_command_of_a_killed_process() {
         a.signal(Signal::KILL);
         a.child.wait().unwrap();
         if waits {
-            let path = scene.guards_of(if first == ["--kind=lock"] { Kind::Lock } else { Kind::RwLock });
-            let waits = || guard(b.pid()).is_some_and(|guard| open_files(guard).contains(&path));
-            until("its guard waits for the other one", waits).await;
+            until("its guard waits for the other one", || waits_for_another_guard(b.pid())).await;
             assert!(runs(inner) && scene.read("log").is_empty());
         } else {
             scene.says("log", "beside").await;
@@ -459,14 +465,10 @@ async fn a_signal_before_the_command_starts_is_not_too_late() {
     let scene = Scene::new(Stage::files());
     // Without an earlier one there is no directory.
     assert_eq!(scene.lock_code(&[], "true"), Some(0));
-    let path = scene.guards_of(Kind::RwLock);
-    let file = File::open(&path).unwrap();
+    let file = File::open(scene.guards_of(Kind::RwLock)).unwrap();
     file.lock().unwrap();
     let mut waits = scene.enter(&[], "echo wrong >> log");
-    until("it waits for the file", || {
-        guard(waits.pid()).is_some_and(|guard| open_files(guard).contains(&path))
-    })
-    .await;
+    until("it waits for the file", || waits_for_another_guard(waits.pid())).await;
     waits.signal(Signal::TERM);
     assert_eq!(waits.ended().await, Some(143));
     drop(file);
