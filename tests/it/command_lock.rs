@@ -236,7 +236,7 @@ async fn the_exit_code_is_that_of_the_command() {
     .await;
 }
 
-/// C-02, C-06: what makes no sense is told, and nothing is started.
+/// C-02, C-06: the help has examples; what makes no sense is told, and nothing is started.
 #[test]
 fn bad_usage_is_told() {
     let scene = Scene::new(Stage::files());
@@ -268,6 +268,8 @@ fn bad_usage_is_told() {
         assert!(stderr(&output).contains(text), "{output:?}");
     }
     assert_eq!(scene.read("log"), "");
+    let help = String::from_utf8(run(&["--help"]).stdout).unwrap();
+    assert!(help.contains("Examples:\n  leasehold lock"), "{help}");
 }
 
 /// C-05, T-01: who it is, and a token that grows from holder to holder; readers have none, not even that of a command around

@@ -20,12 +20,12 @@ use crate::wrapper::{self, CannotStart, Task, Wrapper};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  leasehold lock invoices -- ./finalize              # when it is its turn, and nobody else is in
-  leasehold lock --try import -- ./import            # ends at once, with exit code 75, while somebody is in
-  leasehold lock --timeout 30s import -- ./import    # ends after 30 s, with exit code 75, if it was not its turn by then
-  leasehold lock --shared catalogue -- ./report      # together with other readers, beside nobody who writes
-  leasehold lock catalogue -- ./rebuild              # who writes, alone; while it waits, it keeps new readers out
-  leasehold lock --kind=lock invoice:42 -- ./send    # excludes a service's locker.lock(\"invoice:42\")
+  leasehold lock invoices -- ./finalize             # alone, when it is its turn
+  leasehold lock --try import -- ./import           # exit code 75 where somebody is in
+  leasehold lock --timeout 30s import -- ./import   # exit code 75 where it was not by then
+  leasehold lock --shared catalogue -- ./report     # together with other readers
+  leasehold lock catalogue -- ./rebuild             # alone; waiting, it keeps new readers out
+  leasehold lock --kind=lock import -- ./import     # excludes a service's locker.lock(\"import\")
 
 Beside a service that uses the library: what --kind=rwlock locks, by default, is locker.rw_lock(NAME): its `write`, or its \
 `read` with --shared. What --kind=lock locks is locker.lock(NAME). The two are different locks, also where they have one \
@@ -39,13 +39,15 @@ The command and all in its process group are sent TERM when the lock is lost or 
 towards the end of --stop-grace; the lock is released when nobody of it is left. What leaves the group (setsid) is the \
 command's own to end. Signals, the terminal and files are as for `run`: see `leasehold help run`.
 
-Where this process is killed with -9, its guard kills the command, within milliseconds. On files nobody else's command starts \
-before it is dead. On PostgreSQL the server may be quicker, and give the lock to somebody else, whose command then starts \
-beside one that is about to die; after the server itself has ended the session, beside one that has --stop-grace to end. Where \
-that matters, and half a write cannot be refused by the token, give --takeover-delay to all who use the lock: each waits that \
-long after it was granted, since nobody tells how the one before has ended; 1s is plenty for a kill, --stop-grace for a loss.
+Where this process is killed with -9, its guard kills the command, within milliseconds. On files no command that it \
+excludes starts before it is dead; a service, which has no guard, does not wait for that. On PostgreSQL the server may be \
+quicker, and give the lock to somebody else, whose command then starts beside one that is about to die; where the server \
+itself has ended the session, beside one that has --stop-grace to end. Where that matters, and what comes late cannot be \
+refused by the token, give --takeover-delay to all who use the lock: each waits that long after it was granted, since \
+nobody tells how the one before has ended. For a kill 1s is plenty, for a loss it has to be --stop-grace.
 
-While the store cannot be reached, or refuses the login, this process waits for that, unless --try or --timeout is given.
+While the store cannot be reached, or refuses the login, this process waits for that: not with --try, and with --timeout \
+no longer than for the lock.
 
 Exit codes: the command's own; 128 + n where signal n ended it, or this process before its turn (TERM: 143); 127 if it was \
 not found, 126 if it cannot be executed. leasehold's own: 2 bad usage, 69 the store cannot be reached, 70 a bug, 75 somebody \
