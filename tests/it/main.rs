@@ -15,6 +15,8 @@ mod command_children;
 mod command_examples;
 #[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
 mod command_guard;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+mod command_lock;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_run;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]

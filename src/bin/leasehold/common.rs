@@ -1,11 +1,15 @@
 //! What every subcommand takes: the store, the options, and how to log.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(unix)]
+use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueEnum};
-use leasehold::{Key, Kind, Locker, Observer, Options};
+use leasehold::{Locker, Observer, Options};
 
 use crate::exit::Usage;
+#[cfg(unix)]
+use crate::wrapper::guard::GuardFile;
 
 /// How long a leader waits after an unclean end of another one: what kills the other one's command has that long.
 const TAKEOVER_DELAY: &str = "1s";
@@ -53,7 +57,7 @@ pub(crate) struct Common {
     )]
     stop_grace: Option<String>,
     /// How long to wait where the end of the term before may have been unclean, as before the first one [default: 1s; 0s on
-    /// files]
+    /// files]; `lock` waits it each time, and not at all by default
     #[arg(
         long,
         global = true,
@@ -63,7 +67,7 @@ pub(crate) struct Common {
     )]
     takeover_delay: Option<String>,
     /// What this process is called in logs and in the store (also `LEASEHOLD_IDENTITY`, unless a
-    /// `run` around this one has set it)
+    /// `run` or `lock` around this one has set it)
     #[arg(long, global = true, value_name = "TEXT", help_heading = "Options of the lease")]
     identity: Option<String>,
     /// On PostgreSQL, do without the second connection by which a pooler in transaction mode is found out: only where there is
@@ -115,8 +119,8 @@ impl Common {
 
     /// The library's options: what was given, by its text form.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        // What `run` tells its command is who leads: another `run` in there is another process.
-        let is_inside = std::env::var_os("LEASEHOLD_TOKEN").is_some();
+        // What a command is told is who runs it: another leasehold in there is another process.
+        let is_inside = std::env::var_os("LEASEHOLD_TERM").is_some();
         let inherited = std::env::var("LEASEHOLD_IDENTITY").ok().filter(|_| !is_inside);
         let given = [
             ("retry_interval", self.retry_interval.as_deref()),
@@ -145,6 +149,13 @@ impl Common {
         Ok(Observer::connect(self.store()?, self.options()?).await?)
     }
 
+    /// What was given, where nothing else would be waited for: nobody tells whether a lock was released in order.
+    #[cfg(unix)]
+    pub(crate) fn delay_of_a_lock(&self) -> anyhow::Result<Duration> {
+        let given = self.takeover_delay.as_deref().map(humantime::parse_duration).transpose();
+        Ok(given.map_err(|error| Usage::new(format!("takeover_delay: {error}")))?.unwrap_or_default())
+    }
+
     /// None on this host's files: there the guard of the one before is waited for itself.
     fn default_takeover_delay(&self) -> Option<&'static str> {
         self.directory().is_none().then_some(TAKEOVER_DELAY)
@@ -157,9 +168,15 @@ impl Common {
     }
 
     /// What the guards of a name hold one after the other, where they are on one host.
-    pub(crate) fn guard_file(&self, name: &str) -> anyhow::Result<Option<PathBuf>> {
+    #[cfg(unix)]
+    pub(crate) fn guard_file(
+        &self,
+        key: leasehold::Key,
+        is_shared: bool,
+    ) -> anyhow::Result<Option<GuardFile>> {
         let Some(directory) = self.directory() else { return Ok(None) };
-        Ok(Some(std::path::absolute(directory)?.join(format!("{}.guard", Key::of(Kind::Lease, name)))))
+        let path = std::path::absolute(directory)?.join(format!("{key}.guard"));
+        Ok(Some(GuardFile { path, is_shared }))
     }
 
     /// Says what two processes in two working directories would not agree on.

@@ -14,9 +14,9 @@ pub(crate) const NOBODY_LEADS: u8 = 67;
 pub(crate) const UNREACHABLE: u8 = 69;
 /// `EX_SOFTWARE`: a bug in leasehold.
 pub(crate) const BUG: u8 = 70;
-/// `EX_TEMPFAIL`: somebody else leads, or goes on leading.
+/// `EX_TEMPFAIL`: somebody else leads, or goes on leading, or has the lock.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
-/// `EX_PROTOCOL`: the lease was lost while the command ran.
+/// `EX_PROTOCOL`: the lease or lock was lost while the command ran.
 pub(crate) const LOST: u8 = 76;
 /// `EX_NOPERM`: the leader does not do what it is asked.
 pub(crate) const NOT_PERMITTED: u8 = 77;

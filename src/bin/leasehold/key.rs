@@ -11,6 +11,7 @@ use crate::output;
 #[command(after_help = "\
 Examples:
   leasehold key sweeper
+  leasehold key --kind=rwlock invoices    # of `leasehold lock invoices`
   psql \"$DATABASE_URL\" -c \"$(leasehold key sweeper --sql)\"")]
 pub(crate) struct Arguments {
     /// The name
@@ -28,8 +29,11 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum KindArgument {
+    /// `leasehold run`, and `locker.run` or `candidate` of the library
     Lease,
+    /// `leasehold lock --kind=lock`, and `locker.lock` of the library
     Lock,
+    /// `leasehold lock`, and `locker.rw_lock` of the library
     Rwlock,
 }
 

@@ -1,4 +1,4 @@
-//! `leasehold`: run a command on one host at a time, and see who does.
+//! `leasehold`: run a command in one place at a time, and see who does.
 //!
 //! One file a subcommand. What a subcommand knows of leases, it knows from the library.
 
@@ -6,12 +6,16 @@ mod common;
 mod doctor;
 mod exit;
 mod key;
+#[cfg(unix)]
+mod lock;
 mod log;
 mod output;
 #[cfg(unix)]
 mod run;
 mod status;
 mod step_down;
+#[cfg(unix)]
+mod wrapper;
 
 use std::process::ExitCode;
 
@@ -25,12 +29,13 @@ Examples:
   export LEASEHOLD_STORE=postgres://app@db/app
   leasehold run --restart=always reconciler -- python reconcile.py
   leasehold run --no-wait --once nightly-cleanup -- ./clean-up --all
+  leasehold lock --timeout 30s invoices -- ./finalize
   leasehold status --watch
   leasehold step-down reconciler --wait
 
-Exit codes of `run`: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be \
+Exit codes of `run` and `lock`: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be \
 executed. leasehold's own: 2 bad usage, 67 nobody leads, 69 the store cannot be reached, 70 a bug, 75 not acquired or not \
-taken over in time, 76 the lease was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be \
+taken over in time, 76 the lease or lock was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be \
 used.";
 
 /// Leader election, by the PostgreSQL that you have or by a directory.
@@ -48,18 +53,24 @@ enum Command {
     /// Runs a command while this process leads.
     #[cfg(unix)]
     Run(run::Arguments),
-    /// Kills the process group of a command when `run`, which started it, is dead or stands still.
+    /// Runs a command in a critical section: alone, or together with other readers.
+    #[cfg(unix)]
+    Lock(lock::Arguments),
+    /// Kills the process group of a command when `run` or `lock`, which started it, is dead or stands still.
     #[cfg(unix)]
     #[command(hide = true)]
     Guard {
+        /// Hold the file together with others
+        #[arg(long)]
+        shared: bool,
         /// What the guards of a name hold one after the other, where they are on one host
         file: Option<std::path::PathBuf>,
     },
-    /// Becomes a command, when it may: what `run` starts.
+    /// Becomes a command, when it may: what `run` and `lock` start.
     #[cfg(unix)]
     #[command(hide = true)]
     Exec {
-        /// The process id of that `run`
+        /// The process id of whoever starts it
         parent: i32,
         /// The command and its arguments
         #[arg(last = true, required = true)]
@@ -94,10 +105,14 @@ fn runtime() -> anyhow::Result<Runtime> {
 fn hint(mut error: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-    if error.kind() == ErrorKind::UnknownArgument && std::env::args().nth(1).is_some_and(|verb| verb == "run")
-    {
-        let tips =
-            "put `--` before the command: leasehold run NAME -- COMMAND; and write --restart=always with `=`";
+    let tips = match std::env::args().nth(1).as_deref() {
+        Some("run") => {
+            "put `--` before the command: leasehold run NAME -- COMMAND; and write --restart=always with `=`"
+        }
+        Some("lock") => "put `--` before the command: leasehold lock NAME -- COMMAND",
+        _ => return error,
+    };
+    if error.kind() == ErrorKind::UnknownArgument {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tips.into()]));
     }
     error
@@ -110,9 +125,14 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Run(arguments) => run::main(&common, arguments),
         #[cfg(unix)]
-        Command::Guard { file } => Ok(run::guard::main(file.as_deref())),
+        Command::Lock(arguments) => lock::main(&common, arguments),
         #[cfg(unix)]
-        Command::Exec { parent, command } => Ok(ExitCode::from(run::command::exec(parent, &command))),
+        Command::Guard { shared, file } => {
+            let file = file.map(|path| wrapper::guard::GuardFile { path, is_shared: shared });
+            Ok(wrapper::guard::main(file.as_ref()))
+        }
+        #[cfg(unix)]
+        Command::Exec { parent, command } => Ok(ExitCode::from(wrapper::command::exec(parent, &command))),
         Command::Status(arguments) => status::main(&common, &arguments),
         Command::StepDown(arguments) => step_down::main(&common, &arguments),
         Command::Doctor(arguments) => doctor::main(&common, &arguments),

@@ -1,38 +1,24 @@
 //! `leasehold run`: a command that runs only while this process leads.
-//!
-//! The order is the same on every path: the command's process group is told to stop, is seen to be empty, and only then
-//! the lease is released. What this process cannot do because it was killed or stands still, its [`guard`] does.
 
-pub(crate) mod command;
-mod group;
-pub(crate) mod guard;
-mod reaper;
-mod signals;
-mod terminal;
-
-use std::cell::{Cell, RefCell};
-use std::io;
-use std::process::{self, ExitCode};
+use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leasehold::{CancellationToken, Lease, Locker, Name, Reason, RunError, State, TokenError};
+use leasehold::{Key, Kind, Lease, Reason, RunError, State};
 use rand::RngExt as _;
 use tracing::{info, warn};
 
-use self::command::{Command, Ended};
-use self::guard::Guard;
-use self::reaper::Reaper;
-use self::signals::{Mask, Signals};
 use crate::common::{Common, now};
 use crate::exit::{self, Usage};
 use crate::output::complain;
+use crate::wrapper::command::Ended;
+use crate::wrapper::signals::{Mask, Signals};
+use crate::wrapper::{self, CannotStart, Task, Wrapper};
 
 /// First and longest pause before a command is started again. Half of it is random.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-
-/// How many guards may die before one of them is ready: after that it is no accident.
-const MOST_GUARDS: u32 = 3;
 
 /// How often `--no-wait` looks whether its one attempt has been answered.
 const LOOK: Duration = Duration::from_millis(2);
@@ -91,72 +77,45 @@ enum Restart {
 }
 
 pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
-    Name::from(arguments.name.as_str()).validate().map_err(leasehold::Error::from)?;
-    let mask = Mask::start()?;
-    let runtime = crate::runtime()?;
-    let code = runtime.block_on(run(common, arguments, mask));
-    // Whatever still waits for a name server, it does not keep the process.
-    runtime.shutdown_background();
-    code
+    let name = arguments.name.clone();
+    wrapper::main(&name, async |mask| run(common, arguments, mask).await)
 }
 
 async fn run(common: &Common, mut arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
     // Not to wait is to ask once, and not to leave before there is an answer.
     arguments.no_wait |= arguments.wait.take_if(|limit| limit.is_zero()).is_some();
-    let options = common.options()?;
     common.warn_of_relative_paths();
     // Before anybody can see this process in the store, and send it one.
     let signals = Signals::start()?;
-    let locker = if arguments.no_wait {
-        // Whoever does not wait for the leader does not wait for the store.
-        tokio::select! {
-            locker = Locker::connect(common.store()?, options.clone()) => locker?,
-            () = signals.asked_to_stop() => {
-                let signal = signals.first().map_or(exit::BUG, |signal| exit::of_signal(signal.as_raw()));
-                return Ok(ExitCode::from(signal));
-            }
-        }
-    } else {
-        common.locker()?
+    // Whoever does not wait for the leader does not wait for the store.
+    let locker = match wrapper::locker(common, &signals, !arguments.no_wait).await? {
+        ControlFlow::Continue(locker) => locker,
+        ControlFlow::Break(code) => return Ok(code),
     };
-    let reaper = Reaper::start()?;
-    let guard = Guard::start(common.guard_file(&arguments.name)?, reaper.clone())?;
-    let wrapper = Wrapper {
-        stop_grace: options.get_stop_grace(),
-        locker,
-        arguments,
-        reaper,
-        guard: RefCell::new(guard),
-        signals,
-        mask,
-        shutdown: CancellationToken::new(),
-        last: Cell::new(None),
-        verdict: Cell::new(None),
+    let task = Task {
+        command: std::mem::take(&mut arguments.command),
+        guard_file: common.guard_file(Key::of(Kind::Lease, arguments.name.as_str()), false)?,
+        is_exclusive: true,
+        delay: Duration::ZERO,
     };
-    wrapper.run().await
+    let wrapper = Wrapper::start(common, locker, signals, mask, task)?;
+    Run { wrapper, arguments, last: Cell::new(None), verdict: Cell::new(None) }.run().await
 }
 
 /// One invocation.
-struct Wrapper {
-    locker: Locker,
+struct Run {
+    wrapper: Wrapper,
     arguments: Arguments,
-    stop_grace: Duration,
-    reaper: Reaper,
-    guard: RefCell<Guard>,
-    signals: Signals,
-    mask: Mask,
-    /// Ends the candidacy.
-    shutdown: CancellationToken,
     /// How the command ended last.
     last: Cell<Option<Ended>>,
     /// Why the candidacy was ended, where it was not a signal.
     verdict: Cell<Option<u8>>,
 }
 
-impl Wrapper {
+impl Run {
     async fn run(self) -> anyhow::Result<ExitCode> {
         let name = self.arguments.name.as_str();
-        let candidate = self.locker.candidate(name).until(self.shutdown.clone());
+        let candidate = self.wrapper.locker.candidate(name).until(self.wrapper.shutdown.clone());
         let leads = candidate.run(async |lease: Lease| self.lead(lease).await);
         let led = {
             let mut leads = std::pin::pin!(leads);
@@ -166,9 +125,8 @@ impl Wrapper {
                 () = self.give_up() => leads.await,
             }
         };
-        self.locker.close().await;
         let code = self.code(led);
-        self.guard.into_inner().end().await;
+        self.wrapper.end().await;
         Ok(ExitCode::from(code?))
     }
 
@@ -176,10 +134,7 @@ impl Wrapper {
         Ok(match led {
             Ok(Some(ended)) => ended.code(),
             Ok(None) => self.code_of_a_stop(),
-            Err(RunError::Job(error)) => {
-                complain(format_args!("the command could not be started: {error}"));
-                error.code()
-            }
+            Err(RunError::Job(error)) => error.report(),
             Err(RunError::Refused(error)) => {
                 complain(error);
                 exit::REFUSED
@@ -195,11 +150,7 @@ impl Wrapper {
         if let Some(verdict) = self.verdict.get() {
             return verdict;
         }
-        match (self.last.get(), self.signals.first()) {
-            (Some(ended), _) => ended.code(),
-            (None, Some(signal)) => exit::of_signal(signal.as_raw()),
-            (None, None) => exit::BUG,
-        }
+        self.last.get().map(Ended::code).or_else(|| self.wrapper.signals.code()).unwrap_or(exit::BUG)
     }
 
     /// Ends the candidacy on a signal, and where it was not to wait any longer. Never completes otherwise.
@@ -216,25 +167,25 @@ impl Wrapper {
         };
         tokio::select! {
             biased;
-            () = self.signals.asked_to_stop() => {}
+            () = self.wrapper.signals.asked_to_stop() => {}
             true = impatient => {
-                let is_reached = self.locker.last_answer().is_some();
+                let is_reached = self.wrapper.locker.last_answer().is_some();
                 let why = if is_reached { "somebody else leads" } else { "the store cannot be reached" };
                 info!(name = self.arguments.name, "giving up: {why}");
                 self.verdict.set(Some(if is_reached { exit::NOT_ACQUIRED } else { exit::UNREACHABLE }));
             }
         }
-        self.shutdown.cancel();
+        self.wrapper.shutdown.cancel();
     }
 
     fn does_not_lead(&self) -> bool {
-        self.locker.state(self.arguments.name.as_str()) == State::Standby && self.last.get().is_none()
+        self.wrapper.locker.state(self.arguments.name.as_str()) == State::Standby && self.last.get().is_none()
     }
 
     /// Waits for the answer to the first attempt. The session was there before, so the first answer is that.
     async fn is_refused(&self) -> bool {
-        let before = self.locker.last_answer();
-        while self.locker.last_answer() == before {
+        let before = self.wrapper.locker.last_answer();
+        while self.wrapper.locker.last_answer() == before {
             tokio::time::sleep(LOOK).await;
         }
         self.does_not_lead()
@@ -243,40 +194,13 @@ impl Wrapper {
     /// One term: the command, again and again if so wished, until it has ended or is to stop.
     async fn lead(&self, lease: Lease) -> Result<Ended, CannotStart> {
         let mut pause = RESTART_PAUSE.0;
-        let mut guards = 0;
         loop {
             let since = now();
-            let holding = self.guard.borrow_mut().hold()?;
-            let ready = async {
-                holding.await?;
-                Ok(lease.fencing_token().await?)
+            let Some(ended) = self.wrapper.run(&lease).await? else {
+                self.after_a_stop(&lease);
+                // Nobody hears that: the term is over.
+                return Ok(Ended::Code(0));
             };
-            let token = tokio::select! {
-                biased;
-                () = lease.cancelled() => {
-                    // What it gets from now on, others wait for.
-                    self.guard.borrow_mut().free();
-                    self.after_a_stop(&lease);
-                    // Nobody hears that: the term is over.
-                    return Ok(Ended::Code(0));
-                }
-                token = ready => token,
-            };
-            let token = match token {
-                // The lease is cancelled by now.
-                Err(CannotStart::NoToken(TokenError::Over { .. })) => continue,
-                // Somebody has killed the guard: there will be another one.
-                Err(CannotStart::System(error))
-                    if error.kind() == io::ErrorKind::UnexpectedEof && guards < MOST_GUARDS =>
-                {
-                    guards += 1;
-                    continue;
-                }
-                token => token?,
-            };
-            let command = Command::start(self, &lease, token).await?;
-            let ended = command.attend(&lease).await;
-            info!(name = self.arguments.name, code = ended.code(), "the command has ended");
             self.last.set(Some(ended));
             let again = match self.arguments.restart {
                 Some(Restart::Always) => true,
@@ -287,7 +211,7 @@ impl Wrapper {
                 self.after_a_stop(&lease);
                 return Ok(ended);
             }
-            if !again || self.shutdown.is_cancelled() {
+            if !again || self.wrapper.shutdown.is_cancelled() {
                 return Ok(ended);
             }
             if since.elapsed() > RESTART_PAUSE.1 {
@@ -313,42 +237,16 @@ impl Wrapper {
             Some(Reason::Shutdown | Reason::Closed) => {}
             Some(Reason::Lost(_)) if self.arguments.once => {
                 self.verdict.set(Some(exit::LOST));
-                self.shutdown.cancel();
+                self.wrapper.shutdown.cancel();
             }
             // The command's own code, then: it was not lost.
             Some(Reason::SteppedDown) if self.arguments.once => {
                 if self.last.get().is_none() {
                     self.verdict.set(Some(exit::NOT_ACQUIRED));
                 }
-                self.shutdown.cancel();
+                self.wrapper.shutdown.cancel();
             }
             _ => self.last.set(None),
         }
     }
-}
-
-/// Why the command was not started.
-#[derive(Debug, thiserror::Error)]
-enum CannotStart {
-    #[error(transparent)]
-    System(#[from] std::io::Error),
-    #[error(transparent)]
-    NoToken(#[from] TokenError),
-}
-
-impl CannotStart {
-    const fn code(&self) -> u8 {
-        match self {
-            Self::System(_) => exit::CANNOT_EXECUTE,
-            // What it lacks, such as room on its disk, it may have again later.
-            Self::NoToken(_) => exit::UNREACHABLE,
-        }
-    }
-}
-
-/// This program, also where its file has been replaced since it was started.
-fn this_program() -> io::Result<process::Command> {
-    let path = std::env::current_exe()?;
-    let replaced = std::path::PathBuf::from("/proc/self/exe");
-    Ok(process::Command::new(if path.exists() || !replaced.exists() { path } else { replaced }))
 }

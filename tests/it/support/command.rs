@@ -47,8 +47,13 @@ impl Scene {
 
     /// `leasehold run OPTIONS… job -- sh -c SCRIPT`, with short intervals.
     pub(crate) fn command(&self, options: &[&str], script: &str) -> Command {
+        self.command_by("run", options, script)
+    }
+
+    /// As [`Self::command`], by another subcommand.
+    pub(crate) fn command_by(&self, subcommand: &str, options: &[&str], script: &str) -> Command {
         let mut command = program();
-        command.arg("run").args(options).args(["job", "--", "sh", "-c", script]).stdin(Stdio::null());
+        command.arg(subcommand).args(options).args(["job", "--", "sh", "-c", script]).stdin(Stdio::null());
         self.set(&mut command);
         command
     }

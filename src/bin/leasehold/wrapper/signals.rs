@@ -8,6 +8,8 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::exit;
+
 /// Every signal that came, in order.
 type Seen = Vec<Signal>;
 
@@ -41,9 +43,10 @@ impl Signals {
         Ok(Self { seen })
     }
 
-    /// The first one that ended this process.
-    pub(crate) fn first(&self) -> Option<Signal> {
-        self.seen.borrow().iter().copied().find(|&signal| ends(signal))
+    /// The exit code for the first one that ended this process.
+    pub(crate) fn code(&self) -> Option<u8> {
+        let first = self.seen.borrow().iter().copied().find(|&signal| ends(signal));
+        first.map(|signal| exit::of_signal(signal.as_raw()))
     }
 
     /// How many there have been so far.

@@ -79,15 +79,23 @@ pub(super) struct Command<'a> {
 impl<'a> Command<'a> {
     /// Starts it as the leader of a process group of its own, when the guard knows of the group: until then it stands
     /// still, and dies with this process: see [`exec`].
-    pub(super) async fn start(wrapper: &'a Wrapper, lease: &Lease, token: FencingToken) -> io::Result<Self> {
+    pub(super) async fn start(
+        wrapper: &'a Wrapper,
+        lease: &Lease,
+        token: Option<FencingToken>,
+    ) -> io::Result<Self> {
         let mut exec = this_program()?;
         exec.args(["exec", &getpid().as_raw_pid().to_string(), "--"])
-            .args(&wrapper.arguments.command)
+            .args(&wrapper.task.command)
             .env("LEASEHOLD_NAME", lease.name().as_str())
             .env("LEASEHOLD_IDENTITY", wrapper.locker.identity())
             .env("LEASEHOLD_TERM", lease.term().to_string())
-            .env("LEASEHOLD_TOKEN", token.to_string())
             .process_group(0);
+        match token {
+            Some(token) => exec.env("LEASEHOLD_TOKEN", token.to_string()),
+            // One of a wrapper around this one says nothing about this lease.
+            None => exec.env_remove("LEASEHOLD_TOKEN"),
+        };
         let child = wrapper.mask.spawn(&mut exec)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         wrapper.reaper.watch(pid);
@@ -147,7 +155,7 @@ impl<'a> Command<'a> {
                     let lost = self.tell(Signal::TERM, now().min(lease.deadline()));
                     kill_at = Some(kill_at.map_or(lost, |earlier| earlier.min(lost)));
                 }
-                () = lease.cancelled(), if kill_at.is_none() => {
+                () = self.wrapper.told_to_stop(lease), if kill_at.is_none() => {
                     kill_at = Some(self.tell(Signal::TERM, now()));
                 }
                 signal = reaper.stopped(self.pid) => {

@@ -30,11 +30,17 @@ const LONG: Duration = Duration::from_hours(1);
 /// How long its end is waited for: nearly always it takes a millisecond.
 const LONGEST_END: Duration = Duration::from_secs(1);
 
+/// What several processes of one host hold one after the other, where the store is on this host: it is free only when the
+/// group of the one before is dead. Readers hold it together.
+#[derive(Clone, Debug)]
+pub(crate) struct GuardFile {
+    pub(crate) path: PathBuf,
+    pub(crate) is_shared: bool,
+}
+
 /// The guard, from the side of the process that it guards.
 pub(crate) struct Guard {
-    /// What several processes of one host hold one after the other, where the store is on this host: it is free only
-    /// when the group of the one before is dead.
-    file: Option<PathBuf>,
+    file: Option<GuardFile>,
     process: Process,
     reaper: Reaper,
 }
@@ -69,8 +75,8 @@ impl Answers {
 }
 
 impl Guard {
-    pub(crate) fn start(file: Option<PathBuf>, reaper: Reaper) -> io::Result<Self> {
-        let process = Process::start(&reaper, file.as_deref(), "free")?;
+    pub(crate) fn start(file: Option<GuardFile>, reaper: Reaper) -> io::Result<Self> {
+        let process = Process::start(&reaper, file.as_ref(), "free")?;
         Ok(Self { file, process, reaper })
     }
 
@@ -87,7 +93,7 @@ impl Guard {
             warn!("the guard is dead: another one is started");
         }
         self.reaper.forget(pid);
-        self.process = Process::start(&self.reaper, self.file.as_deref(), first)?;
+        self.process = Process::start(&self.reaper, self.file.as_ref(), first)?;
         Ok(())
     }
 
@@ -101,7 +107,7 @@ impl Guard {
             self.start_again(order)?;
         }
         let mut asked = None;
-        if let Some(path) = self.file.clone() {
+        if let Some(GuardFile { path, .. }) = self.file.clone() {
             let answers = self.process.answers.clone();
             asked = answers.get().take().map(|stdout| (path, answers.clone(), stdout));
         }
@@ -152,16 +158,19 @@ impl Guard {
 
 impl Process {
     /// It is told the first thing before it runs: from then on it may be needed.
-    fn start(reaper: &Reaper, file: Option<&Path>, first: &str) -> io::Result<Self> {
+    fn start(reaper: &Reaper, file: Option<&GuardFile>, first: &str) -> io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
         let (hear, say) = io::pipe()?;
         // Who stopped it stops not us: where it is full it is of no use.
         rustix::io::ioctl_fionbio(&say, true)?;
         tell(&say, first)?;
-        let mut child = this_program()?
-            .arg("guard")
-            .args(file)
+        let mut guard = this_program()?;
+        guard.arg("guard");
+        if let Some(GuardFile { path, is_shared }) = file {
+            guard.args(is_shared.then_some("--shared")).arg(path);
+        }
+        let mut child = guard
             // Out of the way of what is sent to our group, such as by a terminal.
             .process_group(0)
             .stdin(hear)
@@ -276,7 +285,8 @@ impl Orders {
 }
 
 /// The guard itself.
-pub(crate) fn main(file: Option<&Path>) -> ExitCode {
+pub(crate) fn main(file: Option<&GuardFile>) -> ExitCode {
+    outlive_hup();
     let mut orders = Orders::default();
     let mut leash: Option<(Group, Duration)> = None;
     let mut held = None;
@@ -333,6 +343,17 @@ pub(crate) fn main(file: Option<&Path>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// If it stands still when the process that it guards dies, the kernel lets it go on, and sends it a HUP with that.
+fn outlive_hup() {
+    use nix::sys::signal::{SigSet, Signal};
+
+    let mut hup = SigSet::empty();
+    hup.add(Signal::SIGHUP);
+    if let Err(error) = hup.thread_block() {
+        complain(error);
+    }
+}
+
 /// Kills the group, and waits until it is empty.
 fn kill(group: Group) {
     group.signal(Signal::KILL);
@@ -341,15 +362,17 @@ fn kill(group: Group) {
     }
 }
 
-fn hold(path: Option<&Path>) -> io::Result<File> {
-    let file = open(path.ok_or(io::ErrorKind::InvalidInput)?)?;
-    file.lock()?;
+fn hold(file: Option<&GuardFile>) -> io::Result<File> {
+    let GuardFile { path, is_shared } = file.ok_or(io::ErrorKind::InvalidInput)?;
+    let file = open(path)?;
+    if *is_shared { file.lock_shared() } else { file.lock() }?;
     Ok(file)
 }
 
-fn keep(path: Option<&Path>) -> Option<File> {
-    let file = open(path?).ok()?;
-    match file.try_lock() {
+fn keep(file: Option<&GuardFile>) -> Option<File> {
+    let GuardFile { path, is_shared } = file?;
+    let file = open(path).ok()?;
+    match if *is_shared { file.try_lock_shared() } else { file.try_lock() } {
         Ok(()) => Some(file),
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
     }
