@@ -6,9 +6,10 @@
 mod answers;
 mod candidate;
 mod rollcall;
+mod seats;
 mod statement;
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tracing::{debug, error, info, warn};
 
 use self::candidate::{Barrier, Before, Candidate, Phase, Waiting};
 pub(crate) use self::rollcall::ANSWER_LIMIT;
+use self::seats::Seats;
 pub(crate) use self::statement::Statement;
 use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Passage, Release, Task};
 use super::command::{Admission, Again, Command, Id, Parting, Place};
@@ -35,7 +37,7 @@ pub(crate) struct Machine<H> {
     bounds: Bounds,
     enforcement: Enforcement,
     rng: StdRng,
-    candidates: BTreeMap<Id, Candidate<H>>,
+    candidates: Seats<H>,
     /// Leases whose jobs have ended, to be released with the next exchange.
     releases: Vec<Release<H>>,
     /// A release is on its way.
@@ -82,7 +84,7 @@ impl<H: Clone> Machine<H> {
             options,
             enforcement,
             rng,
-            candidates: BTreeMap::new(),
+            candidates: Seats::new(),
             releases: Vec::new(),
             is_releasing: false,
             withdrawals: Vec::new(),
@@ -107,7 +109,7 @@ impl<H: Clone> Machine<H> {
 
     /// Whether nobody but these has a seat, and every lease has been released.
     pub(crate) fn is_left_to(&self, ids: &[Id]) -> bool {
-        self.releases.is_empty() && !self.is_releasing && self.candidates.keys().all(|id| ids.contains(id))
+        self.releases.is_empty() && !self.is_releasing && self.candidates.ids().all(|id| ids.contains(&id))
     }
 
     /// Until when the session of a lost lease has to stay open: `None` if every job of such a lease has ended, else
@@ -119,18 +121,18 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn on_command(&mut self, command: Command, now: Instant) {
         match command {
             Command::Enlist(place) => {
-                self.candidates.insert(place.id, Candidate { place, phase: Phase::Resting });
+                self.candidates.insert(Candidate { place, phase: Phase::Resting });
             }
             Command::Contend(id, again) => self.contend(id, again, now),
             Command::Rest(id) => {
                 self.vacate(id, None, now);
-                if let Some(candidate) = self.candidates.get(&id) {
+                if let Some(candidate) = self.candidates.get(id) {
                     candidate.place.show(State::Standby);
                 }
             }
             Command::Leave(id, done) => {
                 self.vacate(id, done, now);
-                self.candidates.remove(&id);
+                self.candidates.remove(id);
             }
             Command::Enter(place) => self.enter(place, now),
             Command::Who(key, reply) => self.run_errand(Task::Who(key, reply), now),
@@ -151,7 +153,7 @@ impl<H: Clone> Machine<H> {
 
     fn contend(&mut self, id: Id, again: Again, now: Instant) {
         if self.doors == Doors::Dismissed {
-            self.candidates.remove(&id);
+            self.candidates.remove(id);
             return;
         }
         let wait = self.poll_interval();
@@ -159,7 +161,7 @@ impl<H: Clone> Machine<H> {
         if !self.candidates.values().any(|candidate| matches!(candidate.phase, Phase::Waiting(_))) {
             self.poll_at = None;
         }
-        let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        let Some(candidate) = self.candidates.get_mut(id) else { return };
         if !matches!(candidate.phase, Phase::Resting) {
             return;
         }
@@ -176,7 +178,7 @@ impl<H: Clone> Machine<H> {
         match self.doors {
             Doors::Open => {
                 let phase = Phase::Waiting(Waiting::from(now));
-                self.candidates.insert(place.id, Candidate { place, phase });
+                self.candidates.insert(Candidate { place, phase });
             }
             Doors::Closing => place.answer(Admission::Closed),
             // It learns it from its closed channel.
@@ -186,7 +188,7 @@ impl<H: Clone> Machine<H> {
 
     /// A candidate stops asking, for now or for good. No job of it runs any more: what it holds is released.
     fn vacate(&mut self, id: Id, done: Option<oneshot::Sender<Parting>>, now: Instant) {
-        let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        let Some(candidate) = self.candidates.get_mut(id) else { return };
         let key = candidate.place.key;
         match std::mem::replace(&mut candidate.phase, Phase::Resting) {
             Phase::Held { held, term, before, .. } => {
@@ -220,7 +222,7 @@ impl<H: Clone> Machine<H> {
             !candidate.place.is_run() && matches!(candidate.phase, Phase::Waiting(_))
         };
         let waiting: Vec<Id> =
-            self.candidates.iter().filter(|(_, candidate)| waits(candidate)).map(|(id, _)| *id).collect();
+            self.candidates.iter().filter(|(_, candidate)| waits(candidate)).map(|(id, _)| id).collect();
         for id in waiting {
             self.turn_away(id, Admission::Closed, now);
         }
@@ -229,14 +231,14 @@ impl<H: Clone> Machine<H> {
     /// One who asked to enter is not let in, and asks no more.
     fn turn_away(&mut self, id: Id, admission: Admission, now: Instant) {
         self.vacate(id, None, now);
-        if let Some(mut candidate) = self.candidates.remove(&id) {
+        if let Some(mut candidate) = self.candidates.remove(id) {
             candidate.place.answer(admission);
         }
     }
 
     /// Tells every job to stop, while its lease is held.
     fn stop_all(&mut self, reason: &Reason, now: Instant) {
-        let ids: Vec<Id> = self.candidates.keys().copied().collect();
+        let ids: Vec<Id> = self.candidates.ids().collect();
         for id in ids {
             self.stop(id, None, reason.clone(), now);
         }
@@ -245,7 +247,7 @@ impl<H: Clone> Machine<H> {
     /// Tells a job to stop while its lease is held; only in its present term, if one is named.
     fn stop(&mut self, id: Id, term: Option<u64>, reason: Reason, now: Instant) {
         let wait = self.poll_interval();
-        let Some(candidate) = self.candidates.get_mut(&id) else { return };
+        let Some(candidate) = self.candidates.get_mut(id) else { return };
         let Phase::Held { held, term: present, before, remind_at } = &mut candidate.phase else { return };
         let present = Arc::clone(present);
         let stale = term.is_some_and(|term| term != present.number);
@@ -274,7 +276,7 @@ impl<H: Clone> Machine<H> {
     /// The job of a term has ended: only now its lease is released.
     fn on_ended(&mut self, id: Id, term: u64, done: oneshot::Sender<Parting>, now: Instant) {
         let any_term = self.options.is_broken(Sabotage::StaleEvents);
-        let candidate = self.candidates.get_mut(&id).filter(|candidate| match &candidate.phase {
+        let candidate = self.candidates.get_mut(id).filter(|candidate| match &candidate.phase {
             Phase::Held { term: present, .. } | Phase::Lost { term: present, .. } => {
                 any_term || present.number == term
             }
@@ -313,18 +315,18 @@ impl<H: Clone> Machine<H> {
         }
         let no_deadline = self.options.is_broken(Sabotage::NoDeadline);
         let mut unanswered = Vec::new();
-        for (id, candidate) in &mut self.candidates {
+        for (id, candidate) in self.candidates.iter_mut() {
             match &mut candidate.phase {
                 Phase::Waiting(waiting)
                     if !waiting.asking && candidate.place.try_until().is_some_and(|at| now >= at) =>
                 {
-                    unanswered.push(*id);
+                    unanswered.push(id);
                 }
                 Phase::Held { term, .. } if !no_deadline && now >= term.deadline() => {
                     return Err(LossCause::Deadline);
                 }
                 Phase::Held { term, before, .. }
-                    if before.as_ref().and_then(Before::starts_at).is_some_and(|at| now >= at) =>
+                    if before.as_deref().and_then(Before::starts_at).is_some_and(|at| now >= at) =>
                 {
                     *before = None;
                     candidate.place.begin(term, now);
@@ -359,10 +361,10 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn next_alarm(&self) -> Option<Instant> {
         let alarms = self.candidates.values().filter_map(|candidate| match &candidate.phase {
             Phase::Held { before, .. } if self.options.is_broken(Sabotage::NoDeadline) => {
-                before.as_ref().and_then(Before::starts_at)
+                before.as_deref().and_then(Before::starts_at)
             }
             Phase::Held { term, before, remind_at, .. } => {
-                let starts_at = before.as_ref().and_then(Before::starts_at);
+                let starts_at = before.as_deref().and_then(Before::starts_at);
                 starts_at.into_iter().chain(*remind_at).chain([term.deadline()]).min()
             }
             phase @ Phase::Lost { overrun: false, .. } => phase.overrun_at(),
@@ -388,7 +390,7 @@ impl<H: Clone> Machine<H> {
     }
 
     fn held(&self, id: Id, number: u64) -> Option<H> {
-        match &self.candidates.get(&id)?.phase {
+        match &self.candidates.get(id)?.phase {
             Phase::Held { held, term, .. } if term.number == number => Some(held.clone()),
             _ => None,
         }
@@ -480,7 +482,7 @@ impl<H: Clone> Machine<H> {
         self.sent = now;
         let mut passage = Passage::default();
         for (id, candidate) in self.candidates.iter().filter(|(_, candidate)| candidate.barrier().is_some()) {
-            passage.add(*id, candidate);
+            passage.add(id, candidate);
         }
         Some(passage)
     }
@@ -488,9 +490,9 @@ impl<H: Clone> Machine<H> {
     /// Who keeps those from beginning that could not again and again?
     fn blocked(&mut self) -> Option<Passage<H>> {
         let mut blocked = Passage::default();
-        for (id, candidate) in &mut self.candidates {
+        for (id, candidate) in self.candidates.iter_mut() {
             if candidate.barrier_mut().is_some_and(Barrier::asks_why) {
-                blocked.add(*id, candidate);
+                blocked.add(id, candidate);
             }
         }
         (!blocked.terms.is_empty()).then_some(blocked)
@@ -503,7 +505,7 @@ impl<H: Clone> Machine<H> {
             if let Phase::Waiting(waiting) = &mut candidate.phase {
                 waiting.refusals.asked();
                 keys.push(candidate.place.key);
-                asking.push(*id);
+                asking.push(id);
             }
         }
         (!keys.is_empty()).then_some(Inquiry { keys, asking })
@@ -515,23 +517,26 @@ impl<H: Clone> Machine<H> {
             |(_, candidate): &(_, &Candidate<H>)| candidate.place.key == key && candidate.barrier().is_some();
         let (id, candidate) = self.candidates.iter().find(blocked)?;
         let mut passage = Passage::default();
-        passage.add(*id, candidate);
+        passage.add(id, candidate);
         Some(passage)
     }
 
     /// Whoever waits to read what another one here asks for, asks as well: who is granted a key waits for it no more, and
     /// that is so for the whole session.
     fn join_in(&self, asking: &mut Vec<Id>, now: Instant) {
-        let reads = |id: &Id| self.candidates.get(id).is_some_and(|it| it.place.mode() == Mode::Read);
-        if !asking.iter().any(reads) {
+        let read: HashSet<Key> = asking
+            .iter()
+            .filter_map(|id| self.candidates.get(*id))
+            .filter(|candidate| candidate.place.mode() == Mode::Read)
+            .map(|candidate| candidate.place.key)
+            .collect();
+        if read.is_empty() {
             return;
         }
-        let read: HashSet<Key> =
-            asking.iter().filter(|id| reads(id)).map(|id| self.candidates[id].place.key).collect();
         let joins = |candidate: &Candidate<H>| {
             candidate.waits_idly() && !candidate.is_due(now) && read.contains(&candidate.place.key)
         };
-        asking.extend(self.candidates.iter().filter(|(_, candidate)| joins(candidate)).map(|(id, _)| *id));
+        asking.extend(self.candidates.iter().filter(|(_, candidate)| joins(candidate)).map(|(id, _)| id));
     }
 
     /// Every waiting name is due. The next poll is set when one of them was asked for in vain: whoever waits is due, is
@@ -551,10 +556,10 @@ impl<H: Clone> Machine<H> {
         self.exchange_is_next = true;
         let mut heartbeat =
             Heartbeat { held: Vec::new(), terms: Vec::new(), checks: std::mem::take(&mut self.checks) };
-        for (id, candidate) in &self.candidates {
+        for (id, candidate) in self.candidates.iter() {
             if let Phase::Held { held, term, .. } = &candidate.phase {
                 heartbeat.held.push(held.clone());
-                heartbeat.terms.push((*id, term.number));
+                heartbeat.terms.push((id, term.number));
             }
         }
         heartbeat
@@ -567,7 +572,7 @@ impl<H: Clone> Machine<H> {
             candidate.is_due(now) && !freed.contains(&candidate.place.key)
         };
         let due = self.candidates.iter().filter(|(_, candidate)| is_due(candidate));
-        let mut asking: Vec<Id> = due.map(|(id, _)| *id).collect();
+        let mut asking: Vec<Id> = due.map(|(id, _)| id).collect();
         self.join_in(&mut asking, now);
         if asking.is_empty() && self.releases.is_empty() && self.withdrawals.is_empty() {
             return None;
@@ -576,7 +581,7 @@ impl<H: Clone> Machine<H> {
         self.exchange_is_next = false;
         let mut asks = Vec::with_capacity(asking.len());
         for id in &asking {
-            let Some(Candidate { place, phase: Phase::Waiting(waiting) }) = self.candidates.get_mut(id)
+            let Some(Candidate { place, phase: Phase::Waiting(waiting) }) = self.candidates.get_mut(*id)
             else {
                 continue;
             };
@@ -699,7 +704,7 @@ impl<H: Clone> Machine<H> {
             }
         }
         self.candidates
-            .retain(|_, candidate| candidate.place.is_run() || !matches!(candidate.phase, Phase::Resting));
+            .retain(|candidate| candidate.place.is_run() || !matches!(candidate.phase, Phase::Resting));
         self.poll_at = None;
     }
 
@@ -707,7 +712,7 @@ impl<H: Clone> Machine<H> {
     /// whose jobs have not ended learn it when they ask again.
     pub(crate) fn dismiss(&mut self) {
         self.doors = Doors::Dismissed;
-        self.candidates.retain(|_, candidate| matches!(candidate.phase, Phase::Lost { .. }));
+        self.candidates.retain(|candidate| matches!(candidate.phase, Phase::Lost { .. }));
     }
 }
 

@@ -278,7 +278,8 @@ fn bad_usage_is_told() {
 async fn the_command_knows_for_whom_it_runs() {
     on_both_stores(async |scene| {
         let script =
-            "echo $LEASEHOLD_NAME $LEASEHOLD_IDENTITY $LEASEHOLD_TERM ${LEASEHOLD_TOKEN-none} >> log";
+            "echo $LEASEHOLD_NAME $LEASEHOLD_IDENTITY $LEASEHOLD_TERM ${LEASEHOLD_TOKEN-none} >> log; \
+             echo ${LEASEHOLD_FENCE_SQL-none} > fence";
         let mut last = 0;
         for who in ["a", "b"] {
             let identity = format!("--identity={who}");
@@ -292,6 +293,9 @@ async fn the_command_knows_for_whom_it_runs() {
         let status = scene.lock(&["--identity=c", "--shared"], script).env("LEASEHOLD_TOKEN", "7").status();
         assert_eq!(status.unwrap().code(), Some(0));
         assert_eq!(scene.read("log").lines().last(), Some("job c 1 none"));
+        // A reader fences all the same.
+        let (fence, is_postgres) = (scene.read("fence"), scene.stage.kind() == "PostgreSQL");
+        assert_eq!(fence.contains("pg_try_advisory_xact_lock_shared"), is_postgres, "{fence}");
     })
     .await;
 }

@@ -102,11 +102,14 @@ async fn the_command_knows_for_whom_it_runs() {
     for stage in [Stage::files(), Stage::postgres()] {
         let scene = Scene::new(stage);
         let script = "echo $LEASEHOLD_NAME $LEASEHOLD_IDENTITY $LEASEHOLD_TERM $LEASEHOLD_TOKEN >> log; \
-                      test $(wc -l < log) -ge 2";
+                      echo ${LEASEHOLD_FENCE_SQL-none} > fence; test $(wc -l < log) -ge 2";
         for who in ["a", "b"] {
             let options = ["--restart", "--takeover-delay=0s", "--identity", who];
             assert_eq!(scene.code(&options, script), Some(0));
         }
+        let (fence, is_postgres) = (scene.read("fence"), scene.stage.kind() == "PostgreSQL");
+        assert_eq!(fence.contains("pg_try_advisory_xact_lock_shared"), is_postgres, "{fence}");
+        assert_eq!(fence == "none\n", !is_postgres, "{fence}");
         let log = scene.read("log");
         let lines: Vec<(&str, i64)> = log
             .lines()

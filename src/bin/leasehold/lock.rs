@@ -32,7 +32,7 @@ Beside a service that uses the library: what --kind=rwlock locks, by default, is
 name: they do not exclude each other. `run` of that name is a third one.
 
 The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM and, unless it is --shared, LEASEHOLD_TOKEN: a number \
-that grows with every holder, for what can refuse a write that comes late. A lock is not re-entrant: a command that asks \
+that grows with every holder, for what can refuse a write that comes late; and LEASEHOLD_FENCE_SQL as for `run`. A lock is not re-entrant: a command that asks \
 for what it runs under waits for ever.
 
 The command and all in its process group are sent TERM when the lock is lost or this process is told to stop, and KILL \
@@ -204,9 +204,9 @@ impl Section {
     fn new(locker: &Locker, arguments: &Arguments) -> Self {
         let name = arguments.name.as_str();
         match (arguments.kind, arguments.shared) {
-            (Kind::Lock, _) => Self::Lock(locker.lock(name)),
-            (Kind::Rwlock, true) => Self::Read(locker.rw_lock(name)),
-            (Kind::Rwlock, false) => Self::Write(locker.rw_lock(name)),
+            (Kind::Lock, _) => Self::Lock(locker.lock(name).fenced()),
+            (Kind::Rwlock, true) => Self::Read(locker.rw_lock(name).fenced()),
+            (Kind::Rwlock, false) => Self::Write(locker.rw_lock(name).fenced()),
         }
     }
 

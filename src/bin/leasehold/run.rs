@@ -32,7 +32,9 @@ Examples:
   leasehold run sweeper -- sh -c 'a | b'            # there is no shell in between unless you ask for one
 
 The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM (counted by this process) and LEASEHOLD_TOKEN: a \
-number that grows with every term, whoever leads, for what can refuse a write that comes late.
+number that grows with every term, whoever leads, for what can refuse a write that comes late. On PostgreSQL it gets \
+LEASEHOLD_FENCE_SQL, too: as the first statement of a transaction in the same database, it lets that be committed in this \
+term or not at all; and where this process dies, the next command starts when what was fenced so has ended.
 
 It and all in its process group are sent TERM when the lease is lost or this process is told to stop, and KILL towards \
 the end of --stop-grace; what leaves the group (setsid) is the command's own to end. After a loss the command is started \

@@ -41,7 +41,7 @@ impl<H: Clone> Machine<H> {
         for (&(id, number), ours) in heartbeat.terms.iter().zip(ours) {
             if !ours
                 && self.holds(id, number)
-                && let Some(candidate) = self.candidates.get_mut(&id)
+                && let Some(candidate) = self.candidates.get_mut(id)
             {
                 candidate.lose(&LossCause::Gone, &self.options.identity, now);
             }
@@ -87,7 +87,7 @@ impl<H: Clone> Machine<H> {
 
     fn on_asked(&mut self, id: Id, ask: &Ask, answer: Answer<H>, sent: Instant, now: Instant) {
         let next_poll = sent + self.poll_interval();
-        let Some(candidate) = self.candidates.get_mut(&id) else {
+        let Some(candidate) = self.candidates.get_mut(id) else {
             // Whoever asked has gone. Nobody may hold, or wait for, what no handle stands for.
             match answer {
                 Answer::Granted(held) | Answer::Fenced(held, _) => {
@@ -106,7 +106,7 @@ impl<H: Clone> Machine<H> {
                 self.turn_away(id, Admission::Busy, now);
             }
             (Phase::Waiting(_), Answer::Granted(held)) => {
-                self.on_granted(id, held, Passed::NotAsked, sent, now)
+                self.on_granted(id, held, Passed::NotAsked, sent, now);
             }
             (Phase::Waiting(_), Answer::Fenced(held, fence)) => {
                 self.on_granted(id, held, fence.map_or(Passed::NotYet, Passed::By), sent, now);
@@ -153,9 +153,9 @@ impl<H: Clone> Machine<H> {
     fn on_granted(&mut self, id: Id, held: H, passed: Passed, sent: Instant, now: Instant) {
         let first_lease = !self.holds_any();
         let number = self.terms + 1;
-        let Some(ttl) = self.candidates.get(&id).map(|candidate| self.ttl(&candidate.place)) else { return };
+        let Some(ttl) = self.candidates.get(id).map(|candidate| self.ttl(&candidate.place)) else { return };
         let deadline = sent + self.trust(ttl);
-        let Some(Candidate { place, phase }) = self.candidates.get_mut(&id) else { return };
+        let Some(Candidate { place, phase }) = self.candidates.get_mut(id) else { return };
         // A clean end of the term before: we were told of the release, and got the lease by asking then.
         let clean = matches!(phase, Phase::Waiting(Waiting { freed: true, .. }));
         self.terms = number;
@@ -182,8 +182,8 @@ impl<H: Clone> Machine<H> {
             }
             Passed::NotAsked => None,
         };
-        let before =
-            (barrier.is_some() || !delay.is_zero()).then(|| Before { start_at: now + delay, barrier });
+        let before = (barrier.is_some() || !delay.is_zero())
+            .then(|| Box::new(Before { start_at: now + delay, barrier }));
         if before.is_some() {
             place.show(State::Blocked);
         } else {
@@ -206,7 +206,7 @@ impl<H: Clone> Machine<H> {
     ) -> Result<(), LossCause> {
         for ((id, number), fence) in passage.terms.into_iter().zip(fences) {
             let Some(Candidate { phase: Phase::Held { term, before: Some(before), .. }, .. }) =
-                self.candidates.get_mut(&id)
+                self.candidates.get_mut(id)
             else {
                 continue;
             };
@@ -241,7 +241,7 @@ impl<H: Clone> Machine<H> {
             return self.on_answer(sent, false, now);
         }
         for ((id, _), blocker) in passage.terms.iter().zip(&blockers) {
-            if let Some(candidate) = self.candidates.get(id) {
+            if let Some(candidate) = self.candidates.get(*id) {
                 candidate.name_blocker(blocker.as_ref(), &self.options.identity);
             }
         }
@@ -281,7 +281,7 @@ impl<H: Clone> Machine<H> {
         now: Instant,
     ) -> Result<(), LossCause> {
         for (id, holder) in inquiry.asking.iter().zip(holders) {
-            if let (Some(candidate), Some(holder)) = (self.candidates.get_mut(id), holder) {
+            if let (Some(candidate), Some(holder)) = (self.candidates.get_mut(*id), holder) {
                 candidate.name_holder(&holder, &self.options, self.bounds.trust);
             }
         }
@@ -303,7 +303,7 @@ impl<H: Clone> Machine<H> {
         let Minting { id, term, reply, .. } = minting;
         if minted == Minted::Gone
             && self.holds(id, term)
-            && let Some(candidate) = self.candidates.get_mut(&id)
+            && let Some(candidate) = self.candidates.get_mut(id)
         {
             candidate.lose(&LossCause::Gone, &self.options.identity, now);
         }

@@ -24,7 +24,7 @@ pub(super) enum Phase<H> {
     Waiting(Waiting),
     /// It holds the lease. The job has started, unless something is waited for `before`. Once it was told to stop, and until
     /// it has: when to say so again.
-    Held { held: H, term: Arc<Term>, before: Option<Before>, remind_at: Option<Instant> },
+    Held { held: H, term: Arc<Term>, before: Option<Box<Before>>, remind_at: Option<Instant> },
     /// The lease is gone; the job has not ended yet. One that has not by `overrun_at` is stuck.
     Lost { term: Arc<Term>, overrun_at: Instant, overrun: bool },
 }
@@ -178,16 +178,16 @@ impl<H> Candidate<H> {
     }
 
     /// It holds the lease, and is kept from beginning by the transactions of earlier terms.
-    pub(super) const fn barrier(&self) -> Option<&Barrier> {
+    pub(super) fn barrier(&self) -> Option<&Barrier> {
         match &self.phase {
-            Phase::Held { before: Some(Before { barrier, .. }), .. } => barrier.as_ref(),
+            Phase::Held { before: Some(before), .. } => before.barrier.as_ref(),
             _ => None,
         }
     }
 
-    pub(super) const fn barrier_mut(&mut self) -> Option<&mut Barrier> {
+    pub(super) fn barrier_mut(&mut self) -> Option<&mut Barrier> {
         match &mut self.phase {
-            Phase::Held { before: Some(Before { barrier, .. }), .. } => barrier.as_mut(),
+            Phase::Held { before: Some(before), .. } => before.barrier.as_mut(),
             _ => None,
         }
     }

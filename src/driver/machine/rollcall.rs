@@ -72,10 +72,10 @@ impl<H: Clone> Machine<H> {
 
     fn on_step_down(&mut self, key: Key, now: Instant) {
         let asked =
-            |(_, candidate): &(&Id, &Candidate<H>)| candidate.place.is_run() && candidate.place.key == key;
-        let ids: Vec<Id> = self.candidates.iter().filter(asked).map(|(id, _)| *id).collect();
+            |(_, candidate): &(Id, &Candidate<H>)| candidate.place.is_run() && candidate.place.key == key;
+        let ids: Vec<Id> = self.candidates.iter().filter(asked).map(|(id, _)| id).collect();
         for id in ids {
-            let Some(candidate) = self.candidates.get(&id) else { continue };
+            let Some(candidate) = self.candidates.get(id) else { continue };
             if self.options.answer_step_down {
                 self.stop(id, None, Reason::SteppedDown, now);
             } else if let Phase::Held { term, .. } = &candidate.phase {

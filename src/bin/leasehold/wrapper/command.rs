@@ -96,6 +96,11 @@ impl<'a> Command<'a> {
             // One of a wrapper around this one says nothing about this lease.
             None => exec.env_remove("LEASEHOLD_TOKEN"),
         };
+        match lease.fence_sql() {
+            Ok(sql) => exec.env("LEASEHOLD_FENCE_SQL", sql),
+            // The store has no transactions.
+            Err(_) => exec.env_remove("LEASEHOLD_FENCE_SQL"),
+        };
         let child = wrapper.mask.spawn(&mut exec)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         wrapper.reaper.watch(pid);
