@@ -21,6 +21,8 @@ mod child;
 #[cfg(target_os = "linux")]
 mod cycles;
 #[cfg(target_os = "linux")]
+mod fences;
+#[cfg(target_os = "linux")]
 mod hand_over;
 #[cfg(target_os = "linux")]
 mod holding;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::arguments::{Arguments, USAGE};
 use crate::report::{self, BUILD, load, table};
 use crate::support::postgres::{Cluster, Login};
-use crate::{bystander, child, cycles, hand_over, holding, now};
+use crate::{bystander, child, cycles, fences, hand_over, holding, now};
 
 /// More than the plain connections of all that is compared.
 const MAX_CONNECTIONS: &str = "max_connections=500";
@@ -36,6 +36,8 @@ async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
     rows.extend(bystander::rows(&server, arguments).await?);
     eprintln!("hand-over");
     rows.extend(hand_over::rows(&server, arguments).await?);
+    eprintln!("fences");
+    rows.extend(fences::rows(&server, arguments).await?);
     eprintln!("held and waited for");
     rows.extend(holding::rows(&server, arguments).await?);
     let version: String = server.admin().one("SHOW server_version");

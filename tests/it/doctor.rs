@@ -375,7 +375,7 @@ async fn what_a_role_brings_along_is_harmless_and_low_limits_are_told() {
         the(&diagnosis, "lock table"),
         Verdict::Warning,
         "of 100 locks",
-        "max_locks_per_transaction = 20",
+        "max_locks_per_transaction = 40",
     );
     assert_told(the(&diagnosis, "wake-ups"), Verdict::Warning, "by their next poll", "GRANT EXECUTE");
     assert_eq!(not_good(&diagnosis), ["wake-ups", "lock table"]);

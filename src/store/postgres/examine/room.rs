@@ -17,8 +17,8 @@ pub(super) const CONNECTIONS: &str = "connections";
 const LOCK_TABLE: &str = "lock table";
 const REPLICATION: &str = "replication";
 
-/// How many lock objects a name takes at most: its own, and that of those who wait.
-const LOCKS_PER_NAME: u64 = 2;
+/// How many lock objects a name takes at most, while its term begins: its own, two barriers, and the term key.
+const LOCKS_PER_NAME: u64 = 4;
 
 /// A standby takes one connection, and for a moment a second one.
 const CONNECTIONS_WANTED: i64 = 2;
