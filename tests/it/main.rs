@@ -24,6 +24,8 @@ mod command_terminal;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod doctor;
 mod endings;
+#[cfg(all(unix, feature = "postgres"))]
+mod fence_hammer;
 mod fence_model;
 #[cfg(all(unix, feature = "postgres"))]
 mod fencing;
