@@ -25,8 +25,12 @@ mod command_terminal;
 mod doctor;
 mod endings;
 #[cfg(all(unix, feature = "postgres"))]
+mod fence_frozen;
+#[cfg(all(unix, feature = "postgres"))]
 mod fence_hammer;
 mod fence_model;
+#[cfg(all(unix, feature = "postgres"))]
+mod fence_terms;
 #[cfg(all(unix, feature = "postgres"))]
 mod fencing;
 mod figures;

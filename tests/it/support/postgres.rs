@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use leasehold::Key;
 use rustix::process::Signal;
@@ -303,6 +304,25 @@ impl Frozen {
             send(pid, Signal::STOP);
         }
         Self { pids }
+    }
+}
+
+impl Frozen {
+    /// Lets them go on for a moment, and stops them again. False if one of them has ended.
+    pub(crate) fn advance(&self, moment: Duration) -> bool {
+        let mut is_alive = true;
+        for &pid in &self.pids {
+            is_alive &= kept::try_send(pid, Signal::CONT);
+        }
+        // Shorter than any sleep.
+        let since = super::now();
+        while since.elapsed() < moment {
+            std::hint::spin_loop();
+        }
+        for &pid in &self.pids {
+            is_alive &= kept::try_send(pid, Signal::STOP);
+        }
+        is_alive
     }
 }
 
