@@ -26,6 +26,8 @@ mod doctor;
 mod endings;
 #[cfg(all(unix, feature = "postgres"))]
 mod fence_frozen;
+#[cfg(all(target_os = "linux", feature = "postgres"))]
+mod fence_halted;
 #[cfg(all(unix, feature = "postgres"))]
 mod fence_hammer;
 mod fence_model;

@@ -15,6 +15,8 @@ mod kept;
 mod programs;
 mod proxy;
 mod stall;
+#[cfg(target_os = "linux")]
+mod traced;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -22,7 +24,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use leasehold::Key;
 use rustix::process::Signal;
@@ -37,6 +38,8 @@ pub(crate) use self::kept::ServerLog;
 use self::kept::{Kept, send};
 pub(crate) use self::proxy::Proxy;
 pub(crate) use self::stall::Stall;
+#[cfg(target_os = "linux")]
+pub(crate) use self::traced::Traced;
 
 const READY: &str = "database system is ready to accept";
 /// The last line of a server that could not start.
@@ -304,25 +307,6 @@ impl Frozen {
             send(pid, Signal::STOP);
         }
         Self { pids }
-    }
-}
-
-impl Frozen {
-    /// Lets them go on for a moment, and stops them again. False if one of them has ended.
-    pub(crate) fn advance(&self, moment: Duration) -> bool {
-        let mut is_alive = true;
-        for &pid in &self.pids {
-            is_alive &= kept::try_send(pid, Signal::CONT);
-        }
-        // Shorter than any sleep.
-        let since = super::now();
-        while since.elapsed() < moment {
-            std::hint::spin_loop();
-        }
-        for &pid in &self.pids {
-            is_alive &= kept::try_send(pid, Signal::STOP);
-        }
-        is_alive
     }
 }
 

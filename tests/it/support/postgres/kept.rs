@@ -162,7 +162,9 @@ pub(super) fn send(pid: i32, signal: Signal) {
     kill_process(pid, signal).unwrap_or_else(|error| panic!("{signal:?} to {pid:?}: {error}"));
 }
 
-/// As [`send`], to one that may be gone. Tells whether it is there.
-pub(super) fn try_send(pid: i32, signal: Signal) -> bool {
-    Pid::from_raw(pid).is_some_and(|pid| kill_process(pid, signal).is_ok())
+/// As [`send`], to one that may be gone.
+pub(super) fn try_send(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        kill_process(pid, signal).ok();
+    }
 }
