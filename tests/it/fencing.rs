@@ -8,11 +8,11 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use crate::support::postgres::{Cluster, Database, PgBouncer, PoolMode};
 use crate::support::{AT_ONCE, Log, Member, Stage, on_every_store, quick, until};
 
-async fn run(connection: &mut PgConnection, sql: impl Into<String>) -> Result<(), sqlx::Error> {
+pub(crate) async fn run(connection: &mut PgConnection, sql: impl Into<String>) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(AssertSqlSafe(sql.into())).execute(connection).await.map(drop)
 }
 
-const WRITE: &str = "INSERT INTO written VALUES ('x')";
+pub(crate) const WRITE: &str = "INSERT INTO written VALUES ('x')";
 
 /// Writes, whatever comes of it, and tries to commit.
 async fn write_and_commit(mut tx: sqlx::Transaction<'_, sqlx::Postgres>) {
@@ -21,30 +21,30 @@ async fn write_and_commit(mut tx: sqlx::Transaction<'_, sqlx::Postgres>) {
 }
 
 /// A database with a table to write to.
-struct Table(Database);
+pub(crate) struct Table(pub(crate) Database);
 
 impl Table {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let database = Database::new();
         database.admin().sql("CREATE TABLE written (what text)");
         Self(database)
     }
 
-    fn locker(&self, who: &str) -> Locker {
+    pub(crate) fn locker(&self, who: &str) -> Locker {
         Locker::postgres(self.0.options(), quick(who)).unwrap()
     }
 
-    fn written(&self) -> usize {
+    pub(crate) fn written(&self) -> usize {
         self.0.admin().one("SELECT count(*) FROM written")
     }
 
     /// Advisory locks of all sorts, but for the markers of sessions.
-    fn locks(&self) -> usize {
+    pub(crate) fn locks(&self) -> usize {
         let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid <> 1818583411";
         self.0.admin().one(sql)
     }
 
-    fn terminate_holder(&self, kind: Kind) {
+    pub(crate) fn terminate_holder(&self, kind: Kind) {
         let admin = self.0.admin();
         admin.terminate(admin.holder(Key::of(kind, "job").get()).expect("somebody holds it"));
     }

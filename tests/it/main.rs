@@ -26,7 +26,15 @@ mod command_terminal;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod doctor;
 mod endings;
+#[cfg(all(unix, feature = "postgres"))]
+mod fence_frozen;
+#[cfg(all(target_os = "linux", feature = "postgres"))]
+mod fence_halted;
+#[cfg(all(unix, feature = "postgres"))]
+mod fence_hammer;
 mod fence_model;
+#[cfg(all(unix, feature = "postgres"))]
+mod fence_terms;
 #[cfg(all(unix, feature = "postgres"))]
 mod fencing;
 mod figures;

@@ -3,6 +3,9 @@
 //! `leasehold-replica URL NAME OPTIONS LOG BEHAVIOUR [BROKEN]`. The log's lines are `<identity> start|tick|end <term>`, each
 //! appended in one write. It ends in order when its standard input does, so that none outlives the tests.
 
+#[cfg(all(unix, feature = "postgres"))]
+mod writer;
+
 #[cfg(unix)]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     unix::main()
@@ -20,8 +23,9 @@ mod unix {
 
     use leasehold::{CancellationToken, Lease, Locker, Options, Sabotage};
 
-    const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look \
-        [no-deadline|no-server-ttl|close-before-end]";
+    const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look|\
+        write-fenced|write-plain|once-fenced|once-plain \
+        [no-deadline|no-server-ttl|close-before-end|no-barrier]";
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.
     const TICK: Duration = Duration::from_millis(50);
@@ -55,22 +59,7 @@ mod unix {
         let [url, name, options, log, behaviour, broken @ ..] = arguments.as_slice() else {
             return Err(USAGE.into());
         };
-        let behaviour = match behaviour.as_str() {
-            "hold" => Behaviour::Hold,
-            "stubborn" => Behaviour::Stubborn,
-            "wind-down" => Behaviour::WindDown,
-            "hand-over" => Behaviour::HandOver,
-            "look" => Behaviour::Look,
-            _ => return Err(USAGE.into()),
-        };
-        let options: Options = options.parse()?;
-        let options = match broken {
-            [] => options,
-            [way] if way == "no-deadline" => options.sabotage(Sabotage::NoDeadline),
-            [way] if way == "no-server-ttl" => options.sabotage(Sabotage::NoServerTtl),
-            [way] if way == "close-before-end" => options.sabotage(Sabotage::CloseBeforeEnd),
-            _ => return Err(USAGE.into()),
-        };
+        let options = sabotaged(options.parse()?, broken)?;
         let log = OpenOptions::new().append(true).create(true).open(log)?;
 
         let shutdown = CancellationToken::new();
@@ -81,11 +70,38 @@ mod unix {
         });
 
         let locker = locker(url, options).await?;
+        #[cfg(feature = "postgres")]
+        if let Some(writer) = crate::writer::Writer::of(behaviour, url, log.try_clone()?)? {
+            return writer.run(locker, name, shutdown).await;
+        }
+        let behaviour = match behaviour.as_str() {
+            "hold" => Behaviour::Hold,
+            "stubborn" => Behaviour::Stubborn,
+            "wind-down" => Behaviour::WindDown,
+            "hand-over" => Behaviour::HandOver,
+            "look" => Behaviour::Look,
+            _ => return Err(USAGE.into()),
+        };
         let who = locker.identity();
         let candidate = locker.candidate(name).until(shutdown);
         candidate.run(async |lease: Lease| job(&lease, who, &log, behaviour).await).await?;
         locker.close().await;
         Ok(())
+    }
+
+    fn sabotaged(options: Options, broken: &[String]) -> Result<Options, Box<dyn Error>> {
+        let way = match broken {
+            [] => return Ok(options),
+            [way] => way.as_str(),
+            _ => return Err(USAGE.into()),
+        };
+        Ok(options.sabotage(match way {
+            "no-deadline" => Sabotage::NoDeadline,
+            "no-server-ttl" => Sabotage::NoServerTtl,
+            "close-before-end" => Sabotage::CloseBeforeEnd,
+            "no-barrier" => Sabotage::NoBarrier,
+            _ => return Err(USAGE.into()),
+        }))
     }
 
     /// A Locker that is not yet connected, where that can be had: the run connects, and waits for a server that is busy.

@@ -247,6 +247,9 @@ pub(super) fn read_blockers(rows: &[PgRow], blockers: &mut [Option<Blocker>]) ->
 
 /// Who is in the way of these: a row for each session or prepared transaction that shares a barrier, or has a term key, with
 /// the number of whom it keeps.
+///
+/// The lock table calls a prepared transaction what it was called before, until the server is restarted; it is known by the
+/// lock that each transaction has on itself.
 pub(super) fn blockers(keys: &[(Key, Mode)]) -> String {
     let mut values = String::new();
     for (n, (key, mode)) in keys.iter().enumerate() {
@@ -267,8 +270,9 @@ pub(super) fn blockers(keys: &[(Key, Mode)]) -> String {
          (l.objsubid = 1 AND {HALVES} = v.b OR \
          l.objsubid = 2 AND l.classid = v.c::oid AND l.mode = 'ExclusiveLock') \
          LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
-         LEFT JOIN pg_catalog.pg_prepared_xacts p ON l.pid IS NULL AND \
-         p.transaction::text = pg_catalog.split_part(l.virtualtransaction, '/', 2) ORDER BY 1, 5 DESC NULLS LAST",
+         LEFT JOIN (pg_catalog.pg_locks x JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = x.transactionid) \
+         ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction \
+         ORDER BY 1, 5 DESC NULLS LAST",
     )
 }
 

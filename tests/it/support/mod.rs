@@ -6,6 +6,7 @@ pub(crate) mod log;
 pub(crate) mod member;
 #[cfg(all(unix, feature = "postgres"))]
 pub(crate) mod postgres;
+pub(crate) mod recorder;
 #[cfg(unix)]
 pub(crate) mod replica;
 pub(crate) mod stage;

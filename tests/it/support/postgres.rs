@@ -15,6 +15,8 @@ mod kept;
 mod programs;
 mod proxy;
 mod stall;
+#[cfg(target_os = "linux")]
+mod traced;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -36,6 +38,8 @@ pub(crate) use self::kept::ServerLog;
 use self::kept::{Kept, send};
 pub(crate) use self::proxy::Proxy;
 pub(crate) use self::stall::Stall;
+#[cfg(target_os = "linux")]
+pub(crate) use self::traced::Traced;
 
 const READY: &str = "database system is ready to accept";
 /// The last line of a server that could not start.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as blocking;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -28,6 +29,8 @@ pub(crate) struct Proxy {
     address: SocketAddr,
     target: Target,
     sessions: Sessions,
+    /// How many statements have passed to the server.
+    statements: Arc<AtomicUsize>,
     condition: watch::Sender<Condition>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -75,6 +78,8 @@ impl Proxy {
         let (condition, seen) = watch::channel(OPEN);
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (known, leads_to) = (sessions.clone(), target.clone());
+        let statements = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&statements);
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -84,7 +89,10 @@ impl Proxy {
                     while let Ok((client, _)) = listener.accept().await {
                         let target = leads_to.lock().unwrap().clone();
                         let (seen, known) = (seen.clone(), known.clone());
-                        lines.spawn(async move { Line::serve(client, &target, seen, &known).await.ok() });
+                        let counter = Arc::clone(&counter);
+                        lines.spawn(
+                            async move { Line::serve(client, &target, seen, &known, counter).await.ok() },
+                        );
                     }
                 };
                 tokio::select! {
@@ -94,11 +102,16 @@ impl Proxy {
                 lines.shutdown().await;
             });
         });
-        Self { address, target, sessions, condition, stop: Some(stop), thread: Some(thread) }
+        Self { address, target, sessions, statements, condition, stop: Some(stop), thread: Some(thread) }
     }
 
     pub(crate) const fn port(&self) -> u16 {
         self.address.port()
+    }
+
+    /// How many statements clients have sent: a client waits for the answer to each, a round trip.
+    pub(crate) fn statements(&self) -> usize {
+        self.statements.load(Ordering::SeqCst)
     }
 
     /// Whoever comes from now on is led to the server at this port, as by an address that moves. The sessions stay.
@@ -174,6 +187,8 @@ struct Line {
     on_the_way: VecDeque<(Instant, io::Result<Vec<u8>>)>,
     /// Statements of the client that the server has still to answer; the start-up counts as one.
     unanswered: usize,
+    /// Of all lines.
+    statements: Arc<AtomicUsize>,
     /// The client has sent the first messages of a statement.
     in_the_middle: bool,
     slipped_in: Option<(Statement, Result<(), String>)>,
@@ -185,6 +200,7 @@ impl Line {
         target: &(String, u16),
         mut condition: watch::Receiver<Condition>,
         sessions: &Sessions,
+        statements: Arc<AtomicUsize>,
     ) -> io::Result<()> {
         until_open(&mut condition).await?;
         let server = TcpStream::connect((target.0.as_str(), target.1)).await?;
@@ -199,6 +215,7 @@ impl Line {
             to_server,
             on_the_way: VecDeque::new(),
             unanswered: 1,
+            statements,
             in_the_middle: false,
             slipped_in: None,
         };
@@ -268,6 +285,7 @@ impl Line {
         let ends_statement = matches!(frame[0], b'Q' | b'S');
         if ends_statement {
             self.unanswered += 1;
+            self.statements.fetch_add(1, Ordering::SeqCst);
             self.in_the_middle = false;
         } else if frame[0] != b'p' {
             // Not the answer to a question of the log-in.
