@@ -443,6 +443,6 @@ async fn a_fence_concerns_its_own_name_alone() {
         tx.rollback().await.unwrap();
     }
     let lease: Lease = one.lock("job").fenced().lock().await.unwrap().lease().clone();
-    let fenced: &(dyn Send) = &lease.fence(&mut connection);
+    let fenced: &dyn Send = &lease.fence(&mut connection);
     let _ = fenced;
 }

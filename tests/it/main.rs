@@ -27,6 +27,8 @@ mod endings;
 mod fence_model;
 #[cfg(all(unix, feature = "postgres"))]
 mod fencing;
+#[cfg(all(target_os = "linux", feature = "postgres"))]
+mod fencing_examples;
 mod figures;
 mod handover;
 mod health;
