@@ -20,6 +20,9 @@ use crate::store::Minted;
 ///
 /// Clones stand for the same term. A lease that is kept beyond its job does not keep the term alive: the term ends
 /// with the job.
+///
+/// What is written under a lease can arrive when it is over: the guide on [fencing](crate::guide::fencing) says when, and
+/// what to do about it.
 #[derive(Clone)]
 pub struct Lease {
     term: Arc<Term>,
@@ -149,7 +152,8 @@ impl Lease {
     }
 
     /// Gives the fencing token of this term: a number that is greater than that of every earlier term of the name. The
-    /// first call makes it, in one round trip in which the store keeps it; further calls wait for nothing.
+    /// first call makes it, in one round trip in which the store keeps it; further calls wait for nothing. How a resource
+    /// checks it: [the guide](crate::guide::fencing).
     ///
     /// # Errors
     ///
@@ -187,6 +191,7 @@ impl Lease {
 
     /// Gives the SQL statement that fences a transaction of the lease's own database: the transaction can be committed in
     /// this term, or not at all. It is for other languages and tools; in Rust, `fence` sends it and tells what became of it.
+    /// [The guide](crate::guide::fencing) has Python and psql.
     ///
     /// Send it, as it is and without parameters, as the **first** statement of the **outermost** transaction, on any
     /// connection to the primary, also through a pooler in transaction mode. Where the term is over it is an error, and

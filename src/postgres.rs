@@ -134,7 +134,7 @@ impl Lease {
     /// whatever happens to this process in between. No later term of the name begins before it has ended.
     ///
     /// Call it first, in the outermost transaction, on any connection to the primary, also through a pooler in transaction
-    /// mode. All that is said of [`fence_sql`](Self::fence_sql) holds.
+    /// mode. All that is said of [`fence_sql`](Self::fence_sql) holds. [The guide](crate::guide::fencing) says what it is good for.
     ///
     /// ```no_run
     /// # use sqlx::Connection as _;

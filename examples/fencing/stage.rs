@@ -53,13 +53,12 @@ const PLAYS: [Play; 3] = [
 
 /// Runs all plays, and tells whether the table held each time what it should.
 pub(crate) async fn play() -> anyhow::Result<bool> {
-    let (cluster, store) = match std::env::var("LEASEHOLD_STORE") {
-        Ok(url) => (None, url),
-        Err(_) => {
-            let cluster = Cluster::new();
-            let url = cluster.url("postgres", "", "postgres");
-            (Some(cluster), url)
-        }
+    let (cluster, store) = if let Ok(url) = std::env::var("LEASEHOLD_STORE") {
+        (None, url)
+    } else {
+        let cluster = Cluster::new();
+        let url = cluster.url("postgres", "", "postgres");
+        (Some(cluster), url)
     };
     let mut connection =
         PgConnection::connect(&store).await.context("this example needs a PostgreSQL server")?;

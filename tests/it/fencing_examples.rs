@@ -97,7 +97,7 @@ impl Scene {
 /// That example, with these arguments.
 fn example(scene: &Scene, term: &Term, name: &str, arguments: &[&str]) -> Output {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
-    let mut command = if name.ends_with(".py") {
+    let mut command = if name == EXAMPLES[0] {
         let mut command = scene.command(term, PYTHON);
         command.arg(path);
         command
