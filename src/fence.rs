@@ -28,7 +28,7 @@ impl FencingToken {
     /// ```
     /// use leasehold::FencingToken;
     ///
-    /// let (earlier, later) = (FencingToken::try_from(41)?, FencingToken::try_from(42)?);
+    /// let (earlier, later) = (FencingToken::try_from(41_i64)?, FencingToken::try_from(42_i64)?);
     /// assert!(later.admits(earlier) && later.admits(later) && !earlier.admits(later));
     /// # Ok::<(), leasehold::NotAToken>(())
     /// ```

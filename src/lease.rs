@@ -14,12 +14,15 @@ use crate::driver::command::{Command, Id, Request};
 use crate::driver::term::{Reason, Term};
 use crate::fence::{Fenced, FencingToken, TokenError};
 use crate::name::Name;
-use crate::store::Minted;
+use crate::store::{Fence, Minted};
 
 /// One term of one name: from the grant to its end.
 ///
 /// Clones stand for the same term. A lease that is kept beyond its job does not keep the term alive: the term ends
 /// with the job.
+///
+/// What is written under a lease can arrive when it is over: the guide on [fencing](crate::guide::fencing) says when, and
+/// what to do about it.
 #[derive(Clone)]
 pub struct Lease {
     term: Arc<Term>,
@@ -149,7 +152,8 @@ impl Lease {
     }
 
     /// Gives the fencing token of this term: a number that is greater than that of every earlier term of the name. The
-    /// first call makes it, in one round trip in which the store keeps it; further calls wait for nothing.
+    /// first call makes it, in one round trip in which the store keeps it; further calls wait for nothing. How a resource
+    /// checks it: [the guide](crate::guide::fencing).
     ///
     /// # Errors
     ///
@@ -187,6 +191,7 @@ impl Lease {
 
     /// Gives the SQL statement that fences a transaction of the lease's own database: the transaction can be committed in
     /// this term, or not at all. It is for other languages and tools; in Rust, `fence` sends it and tells what became of it.
+    /// [The guide](crate::guide::fencing) has Python and psql.
     ///
     /// Send it, as it is and without parameters, as the **first** statement of the **outermost** transaction, on any
     /// connection to the primary, also through a pooler in transaction mode. Where the term is over it is an error, and
@@ -212,13 +217,16 @@ impl Lease {
     /// [`Fenced::Unsupported`] where the store is not PostgreSQL; [`Fenced::NotFenced`] for a lock that was not asked for
     /// by [`fenced`](crate::Lock::fenced). That the term is over is for the server to say.
     pub fn fence_sql(&self) -> Result<String, Fenced> {
-        let Some(fence) = self.term.fence.get() else {
-            return Err(if self.term.is_fenced { Fenced::Unsupported } else { Fenced::NotFenced });
-        };
+        let fence = self.by_what()?;
         #[cfg(feature = "postgres")]
         return Ok(fence.sql());
         #[cfg(not(feature = "postgres"))]
         match *fence {}
+    }
+
+    /// By what its transactions are fenced.
+    pub(crate) fn by_what(&self) -> Result<&Fence, Fenced> {
+        self.term.fence.get().ok_or(if self.term.is_fenced { Fenced::Unsupported } else { Fenced::NotFenced })
     }
 
     /// Asks for this term to end in order: the job is told to stop, the lease is released when it has ended, and a

@@ -39,7 +39,8 @@
 //! * [`Candidate`]: a wish to lead a [`Name`]. It stands by, leads, and stands by again after a loss.
 //! * [`Lease`]: one term of leading, handed to the job. It is cancelled when the job is to stop, and knows its deadline.
 //! * [`Scope`]: a family of names of one type, [`Name::key`] and its like: keys of programs that do without leasehold.
-//! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late.
+//! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late; and
+//!   [`Lease::fence_sql`], by which a transaction on PostgreSQL is committed in its term, or not at all.
 //! * [`Lock`], [`RwLock`] and [`LockGuard`]: critical sections, on the same session.
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
@@ -59,7 +60,8 @@
 //! 4. Answers that are late but inside of the query timeout change nothing, and heartbeats do not share a thread with
 //!    the job.
 //!
-//! [`Options::bounds`] gives the figures, and [`Locker::bounds`] what of them holds on the store at hand.
+//! [`Options::bounds`] gives the figures, and [`Locker::bounds`] what of them holds on the store at hand. What can still
+//! overlap, and how that is made harmless, is the guide on [fencing](guide::fencing).
 //!
 //! # What it does not do
 //!
@@ -82,6 +84,7 @@ mod doctor;
 mod driver;
 mod error;
 mod fence;
+pub mod guide;
 mod health;
 mod lease;
 mod lock;

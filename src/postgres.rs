@@ -134,7 +134,7 @@ impl Lease {
     /// whatever happens to this process in between. No later term of the name begins before it has ended.
     ///
     /// Call it first, in the outermost transaction, on any connection to the primary, also through a pooler in transaction
-    /// mode. All that is said of [`fence_sql`](Self::fence_sql) holds.
+    /// mode. All that is said of [`fence_sql`](Self::fence_sql) holds. [The guide](crate::guide::fencing) says what it is good for.
     ///
     /// ```no_run
     /// # use sqlx::Connection as _;
@@ -157,12 +157,13 @@ impl Lease {
     /// Not cancel-safe: dropped in the middle, the transaction may or may not be fenced. Roll it back.
     pub async fn fence(&self, tx: &mut PgConnection) -> Result<(), Fenced> {
         let is_nested = <Postgres as Database>::TransactionManager::get_transaction_depth(tx) > 1;
-        let sql = if is_nested { Err(Fenced::Nested) } else { self.fence_sql() };
-        let statement = sql.as_ref().map_or_else(|_| abort(), Clone::clone);
-        // To the last row, so that nothing of the answer is left in the connection.
-        match sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(tx).await {
-            Ok(_) => sql.map(drop),
-            Err(error) => Err(sql.err().unwrap_or_else(|| refused(error))),
+        let fence = if is_nested { Err(Fenced::Nested) } else { self.by_what() };
+        match fence {
+            Ok(fence) => fence.fence(tx).await.map_err(refused),
+            Err(error) => {
+                sqlx::raw_sql(AssertSqlSafe(abort())).fetch_all(tx).await.ok();
+                Err(error)
+            }
         }
     }
 }

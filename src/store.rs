@@ -94,6 +94,10 @@ pub(crate) struct Ask {
     pub(crate) name: Name,
     pub(crate) mode: Mode,
     /// How long the store keeps the key for a silent holder, where it can.
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "for stores that keep it by the key, not by the session")
+    )]
     pub(crate) ttl: Duration,
     /// For a critical section: one of many that come and go.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores that make a difference"))]

@@ -446,3 +446,41 @@ async fn a_fence_concerns_its_own_name_alone() {
     let fenced: &dyn Send = &lease.fence(&mut connection);
     let _ = fenced;
 }
+
+/// T-02, T-04, T-06: on a connection that keeps prepared statements the fence is one of them, and tells the same.
+#[tokio::test]
+async fn a_connection_that_keeps_statements_keeps_the_fence() {
+    let (table, log) = (Table::new(), Log::default());
+    let mut connection = table.0.connect().await;
+    sqlx::query("SELECT 1").execute(&mut connection).await.unwrap();
+    let mut member = Member::on(&table.locker("a"), "job", "a", &log);
+    let lease = member.leads().await;
+    for round in 1..=7 {
+        // More often than the server plans a statement anew.
+        let fenced = lease.fence(&mut connection).await;
+        assert!(matches!(fenced, Err(Fenced::NoTransaction)), "{fenced:?}");
+        let mut tx = connection.begin().await.unwrap();
+        lease.fence(&mut tx).await.unwrap();
+        assert_eq!(table.locks(), 3);
+        write_and_commit(tx).await;
+        assert_eq!((table.written(), table.locks()), (round, 2));
+    }
+    let kept = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%leasehold: %'";
+    let kept: i64 = sqlx::query_scalar(kept).fetch_one(&mut connection).await.unwrap();
+    assert_eq!(kept, 1);
+    let setting = "SHOW idle_in_transaction_session_timeout";
+    let in_force: String = sqlx::query_scalar(setting).fetch_one(&mut connection).await.unwrap();
+    assert_eq!(in_force, "0");
+    member.stop().await.unwrap();
+    let mut tx = connection.begin().await.unwrap();
+    assert!(matches!(lease.fence(&mut tx).await, Err(Fenced::Over)));
+    write_and_commit(tx).await;
+    assert_eq!(table.written(), 7);
+    table.0.admin().sql("CREATE DATABASE other");
+    let mut other = PgConnection::connect_with(&table.0.options().database("other")).await.unwrap();
+    sqlx::query("SELECT 1").execute(&mut other).await.unwrap();
+    let mut tx = other.begin().await.unwrap();
+    assert!(matches!(lease.fence(&mut tx).await, Err(Fenced::OtherDatabase)));
+    drop(tx);
+    other.close().await.unwrap();
+}

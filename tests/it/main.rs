@@ -37,6 +37,8 @@ mod fence_model;
 mod fence_terms;
 #[cfg(all(unix, feature = "postgres"))]
 mod fencing;
+#[cfg(all(target_os = "linux", feature = "postgres"))]
+mod fencing_examples;
 mod figures;
 mod handover;
 mod health;

@@ -150,6 +150,10 @@ impl<H: Clone> Machine<H> {
     }
 
     /// A term begins, or waits for that.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(clippy::needless_pass_by_value, reason = "it has a fence where a store has any")
+    )]
     fn on_granted(&mut self, id: Id, held: H, passed: Passed, sent: Instant, now: Instant) {
         let first_lease = !self.holds_any();
         let number = self.terms + 1;

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::name::Kind;
 
-    /// T-01, on files: also after the clock went back, and after the loss of the counter.
+    /// T-01, T-07, on files: also after the clock went back, and after the loss of the counter.
     #[test]
     fn tokens_grow_whatever_happens_to_the_counter_or_to_the_clock() {
         let dir = tempfile::tempdir().unwrap();

@@ -30,8 +30,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::Row as _;
-use sqlx::postgres::PgRow;
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
 use super::statements::{HALVES, OURS, literal, quoted, values};
 use crate::name::Key;
@@ -82,34 +82,60 @@ pub(super) fn place() -> String {
     )
 }
 
+/// What fences a transaction, with what it is about as parameters: the two halves of the term key, the barrier, the limit
+/// in milliseconds, the database, and its cluster or null.
+///
+/// Outside of a transaction block its time is that of its transaction, as for
+/// [`try_xact_lock`](super::statements::try_xact_lock). Where nobody has the term key, it may be that nobody ever had it
+/// there: only then it is looked where that is, which takes longer. A copy of a cluster is not told from it.
+fn statement() -> String {
+    format!(
+        "SELECT pg_catalog.set_config('{IDLE}', CASE WHEN pg_catalog.pg_is_in_recovery() THEN '{REPLICA}' \
+         WHEN pg_catalog.statement_timestamp() = pg_catalog.transaction_timestamp() THEN '{NO_TRANSACTION}' \
+         WHEN pg_catalog.pg_try_advisory_xact_lock_shared($1,$2) \
+         THEN CASE WHEN pg_catalog.current_database() <> $5 THEN '{OTHER_DATABASE}' \
+         WHEN $6 IS NULL OR NOT {MAY_ASK} THEN '{OVER}' \
+         WHEN (pg_catalog.pg_control_system()).system_identifier <> $6 THEN '{OTHER_DATABASE}' ELSE '{OVER}' END \
+         WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared($3) THEN '{OVER}' \
+         WHEN pg_catalog.pg_try_advisory_xact_lock_shared($1,$2) THEN '{OVER}' \
+         WHEN pg_catalog.current_setting('{IDLE}')::interval BETWEEN '1 ms' AND $4::interval \
+         THEN pg_catalog.current_setting('{IDLE}') ELSE $4 END, true) AS fenced"
+    )
+}
+
 impl Fence {
     /// The statement that fences the transaction that it is sent in: one message of the simple protocol, and one round trip.
-    ///
-    /// Outside of a transaction block its time is that of its transaction, as for
-    /// [`try_xact_lock`](super::statements::try_xact_lock). Where nobody has the term key, it may be that nobody ever had it
-    /// there: only then it is looked where that is, which takes longer. A copy of a cluster is not told from it.
     pub(crate) fn sql(&self) -> String {
-        let Self { term, barrier, place, limit } = self;
-        let (term, barrier, limit) = (literal(*term), literal(*barrier), limit.as_millis());
-        let database = quoted(&place.database);
-        let is_elsewhere = match place.cluster {
-            Some(cluster) => format!(
-                "WHEN NOT {MAY_ASK} THEN '{OVER}' \
-                 WHEN (pg_catalog.pg_control_system()).system_identifier <> '{cluster}'::int8 THEN '{OTHER_DATABASE}' "
-            ),
-            None => String::new(),
-        };
-        format!(
-            "SELECT pg_catalog.set_config('{IDLE}', CASE WHEN pg_catalog.pg_is_in_recovery() THEN '{REPLICA}' \
-             WHEN pg_catalog.statement_timestamp() = pg_catalog.transaction_timestamp() THEN '{NO_TRANSACTION}' \
-             WHEN pg_catalog.pg_try_advisory_xact_lock_shared({term}) \
-             THEN CASE WHEN pg_catalog.current_database() <> {database} THEN '{OTHER_DATABASE}' \
-             {is_elsewhere}ELSE '{OVER}' END \
-             WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared({barrier}) THEN '{OVER}' \
-             WHEN pg_catalog.pg_try_advisory_xact_lock_shared({term}) THEN '{OVER}' \
-             WHEN pg_catalog.current_setting('{IDLE}')::interval BETWEEN '1 ms' AND '{limit} ms' \
-             THEN pg_catalog.current_setting('{IDLE}') ELSE '{limit}ms' END, true) AS fenced"
-        )
+        let Self { term, barrier, place, .. } = self;
+        let (first, second) = term.pair().unwrap_or_default();
+        let cluster = place.cluster.map_or_else(|| "NULL".to_owned(), |cluster| format!("'{cluster}'"));
+        // The name of the database last: it may contain anything.
+        statement()
+            .replace("$1", &format!("'{first}'::int4"))
+            .replace("$2", &format!("'{second}'::int4"))
+            .replace("$3", &literal(*barrier))
+            .replace("$4", &format!("'{}'::text", self.limit()))
+            .replace("$6", &format!("{cluster}::int8"))
+            .replace("$5", &quoted(&place.database))
+    }
+
+    /// Fences a transaction. The source of an error is the server or the connection.
+    ///
+    /// A connection that keeps prepared statements keeps this one as well, so that the server need not plan it each time:
+    /// that takes as long again as the round trip. One that keeps none may be to a pooler that could not.
+    pub(crate) async fn fence(&self, tx: &mut PgConnection) -> Result<(), sqlx::Error> {
+        if tx.cached_statements_size() == 0 {
+            // To the last row, so that nothing of the answer is left in the connection.
+            return sqlx::raw_sql(AssertSqlSafe(self.sql())).fetch_all(tx).await.map(drop);
+        }
+        let Self { term, barrier, place, .. } = self;
+        let (first, second) = term.pair().unwrap_or_default();
+        let query = sqlx::query(AssertSqlSafe(statement())).bind(first).bind(second).bind(barrier.get());
+        query.bind(self.limit()).bind(&*place.database).bind(place.cluster).execute(tx).await.map(drop)
+    }
+
+    fn limit(&self) -> String {
+        format!("{}ms", self.limit.as_millis())
     }
 }
 
@@ -298,7 +324,7 @@ mod tests {
         let place = Place { database: "a'b\\c".into(), cluster: None };
         let sql = Fence { place, ..fence }.sql();
         assert!(sql.contains("current_database() <> E'a''b\\\\c' THEN"), "{sql}");
-        assert!(!sql.contains("pg_control_system"), "{sql}");
+        assert!(sql.contains("NULL::int8 IS NULL OR NOT"), "{sql}");
     }
 
     /// T-02: the order that the model shows to be the right one.

@@ -420,6 +420,17 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().unwrap().port()
 }
 
+/// A folder of the build's own. Cargo names it to tests and benches; for an example it is where they have it.
+fn scratch() -> PathBuf {
+    let Some(dir) = option_env!("CARGO_TARGET_TMPDIR") else {
+        let program = std::env::current_exe().expect("a program knows where it is");
+        let dir = program.ancestors().nth(3).expect("Cargo puts an example three folders down").join("tmp");
+        fs::create_dir_all(&dir).expect("the build's own folder can be written");
+        return dir;
+    };
+    dir.into()
+}
+
 /// The data of a new server, made once per build directory and version: copying it takes a fifth of the time.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
@@ -428,7 +439,7 @@ fn template() -> &'static Path {
         let version = Command::new(&initdb).arg("--version").output().expect("initdb runs").stdout;
         let version: String =
             String::from_utf8_lossy(&version).chars().filter(char::is_ascii_alphanumeric).collect();
-        let base = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let base = &scratch();
         let ready = base.join(format!("template-{version}-{}", rustix::process::geteuid().as_raw()));
         // The tests of a run start at once, each in a process of its own.
         let lock = File::create(base.join("template.lock")).unwrap();
