@@ -457,6 +457,9 @@ async fn a_connection_that_keeps_statements_keeps_the_fence() {
     let lease = member.leads().await;
     for round in 1..=7 {
         // More often than the server plans a statement anew.
+        run(&mut connection, "BEGIN").await.unwrap();
+        lease.fence(&mut connection).await.unwrap();
+        run(&mut connection, "COMMIT").await.unwrap();
         let fenced = lease.fence(&mut connection).await;
         assert!(matches!(fenced, Err(Fenced::NoTransaction)), "{fenced:?}");
         let mut tx = connection.begin().await.unwrap();

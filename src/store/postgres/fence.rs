@@ -122,9 +122,10 @@ impl Fence {
     /// Fences a transaction. The source of an error is the server or the connection.
     ///
     /// A connection that keeps prepared statements keeps this one as well, so that the server need not plan it each time:
-    /// that takes as long again as the round trip. One that keeps none may be to a pooler that could not.
+    /// that takes as long again as the round trip. One that keeps none may be to a pooler that could not. Sent so, the time of
+    /// the statement is never that of its transaction: it has to be known that there is one.
     pub(crate) async fn fence(&self, tx: &mut PgConnection) -> Result<(), sqlx::Error> {
-        if tx.cached_statements_size() == 0 {
+        if tx.cached_statements_size() == 0 || !tx.is_in_transaction() {
             // To the last row, so that nothing of the answer is left in the connection.
             return sqlx::raw_sql(AssertSqlSafe(self.sql())).fetch_all(tx).await.map(drop);
         }
