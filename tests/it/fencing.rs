@@ -124,9 +124,9 @@ async fn the_next_term_waits_for_what_an_earlier_one_has_fenced() {
         assert_eq!(log.count("a start") + log.count("b start"), 1);
         run(&mut tx, WRITE).await.unwrap();
         if is_committed {
-            tx.commit().await.unwrap()
+            tx.commit().await.unwrap();
         } else {
-            tx.rollback().await.unwrap()
+            tx.rollback().await.unwrap();
         }
         until("the next one leads", || log.count("a start") + log.count("b start") == 2).await;
         assert_eq!(table.written(), usize::from(is_committed));

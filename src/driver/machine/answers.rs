@@ -106,7 +106,7 @@ impl<H: Clone> Machine<H> {
                 self.turn_away(id, Admission::Busy, now);
             }
             (Phase::Waiting(_), Answer::Granted(held)) => {
-                self.on_granted(id, held, Passed::NotAsked, sent, now)
+                self.on_granted(id, held, Passed::NotAsked, sent, now);
             }
             (Phase::Waiting(_), Answer::Fenced(held, fence)) => {
                 self.on_granted(id, held, fence.map_or(Passed::NotYet, Passed::By), sent, now);
