@@ -626,11 +626,8 @@ impl Entrance {
         let turn = match turns.try_turn(self.key, turns_as, room).map_err(full)? {
             Some(turn) => turn,
             None if is_try => return Ok(None),
-            None => tokio::select! {
-                biased;
-                turn = turns.turn(self.key, turns_as, room) => turn.map_err(full)?,
-                () = closing.cancelled() => return Err(LockError::Closed),
-            },
+            // Apart, or those who wait for other processes would have the room for it as well.
+            None => Box::pin(self.turn(turns_as, room)).await?,
         };
         has_turn.store(true, Ordering::Relaxed);
         let (answer, admission) = oneshot::channel();
@@ -650,6 +647,18 @@ impl Entrance {
             Ok(Admission::Closed) => Err(LockError::Closed),
             Err(_) if closing.is_cancelled() => Err(LockError::Closed),
             Err(_) => Err(LockError::Driver),
+        }
+    }
+
+    /// Waits for the tasks of this process that came before, unless the Locker is closed meanwhile.
+    async fn turn(&self, mode: Mode, room: usize) -> Result<Turn, LockError> {
+        let Inner { turns, closing, options, .. } = &*self.locker;
+        tokio::select! {
+            biased;
+            turn = turns.turn(self.key, mode, room) => {
+                turn.map_err(|_| LockError::TooManyNames { max_held: options.max_held })
+            }
+            () = closing.cancelled() => Err(LockError::Closed),
         }
     }
 

@@ -12,6 +12,9 @@ use crate::fence_terms::{begin_fenced, term_key, write_and_commit};
 use crate::support::postgres::{Cluster, Login, Traced};
 use crate::support::{Log, Member, quick, until};
 
+/// That none of so many rounds shows the state is as likely as 1 in 100,000.
+const MOST_ROUNDS: usize = 30;
+
 /// The two halves of a key as the lock table shows them, and which space it is of.
 type Shown = (u32, u32, i16);
 
@@ -85,18 +88,18 @@ async fn halt_while_it_exits(
 /// is free, and the term key is not. Of these nobody starts before it is, nor while a transaction is open that the earlier
 /// term could still fence. Its twin starts.
 ///
-/// Whether a process can be halted in that state is chance, in about every third round: where it never was, this prints so.
+/// Whether a process can be halted in that state is chance, in about every third round: it goes on until one was.
 /// [`a_term_begins_only_when_the_server_has_freed_all_of_an_earlier_one`](crate::fence_terms) needs no chance.
 #[tokio::test]
 async fn a_server_process_that_is_halted_while_it_exits_keeps_later_terms_from_beginning() {
     let cluster = Cluster::with(Login::Trust, &["max_locks_per_transaction=512"]);
     cluster.admin().sql("CREATE TABLE written (what text)");
-    for round in 1..=5 {
+    for round in 1..=MOST_ROUNDS {
         if halted(&cluster, round).await {
             return;
         }
     }
-    println!("NOT SEEN: the server process was never halted between a lease and its term key");
+    panic!("in {MOST_ROUNDS} rounds the server process was never halted between a lease and its term key");
 }
 
 async fn halted(cluster: &Cluster, round: usize) -> bool {

@@ -468,7 +468,8 @@ async fn a_connection_that_keeps_statements_keeps_the_fence() {
         write_and_commit(tx).await;
         assert_eq!((table.written(), table.locks()), (round, 2));
     }
-    let kept = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%leasehold' || ': the term%'";
+    let kept =
+        "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%leasehold' || ': the term%'";
     let kept: i64 = sqlx::query_scalar(kept).fetch_one(&mut connection).await.unwrap();
     assert_eq!(kept, 1);
     let setting = "SHOW idle_in_transaction_session_timeout";
