@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a command writes under `leasehold run`, so that it is not written when its term is over.
+"""What a command writes under `leasehold run` or `leasehold lock`, so that it is not written when its term is over.
 
     export LEASEHOLD_STORE=postgres://app@db/app PGHOST=db PGUSER=app PGDATABASE=app
     leasehold run sweeper -- examples/fencing.py transaction
 
-With psycopg 3: Debian's package python3-psycopg, or `pip install psycopg`. It connects by libpq's variables, such as PGHOST.
+With psycopg 3: Debian's package python3-psycopg, which is for /usr/bin/python3, or `pip install psycopg`. It connects by libpq's variables, such as PGHOST.
 
 `transaction` writes to the database that the lease is on: what is written is committed in this term, or not at all.
 `token` writes to a resource that is elsewhere, here a table with a column `fence bigint NOT NULL DEFAULT 0`: the resource

@@ -21,13 +21,13 @@ database() {
 case ${1:-} in
 transaction)
     # What the fence returns is of no interest: that the term is over is an error.
-    database --single-transaction --output=/dev/null --command="$LEASEHOLD_FENCE_SQL" \
+    database --single-transaction --output=/dev/null --command="${LEASEHOLD_FENCE_SQL:?none: not under leasehold, or the store is no PostgreSQL}" \
         --set=by="$LEASEHOLD_IDENTITY" --file=- <<'SQL'
 INSERT INTO sweeps (by) VALUES (:'by');
 SQL
     ;;
 token)
-    written=$(database --set=token="$LEASEHOLD_TOKEN" --set=id="$2" --file=- <<'SQL'
+    written=$(database --set=token="${LEASEHOLD_TOKEN:?none: not under leasehold, or a reader}" --set=id="$2" --file=- <<'SQL'
 UPDATE invoices SET sent = true, fence = :'token' WHERE id = :'id' AND fence <= :'token' RETURNING id;
 SQL
     )

@@ -117,7 +117,8 @@ impl<S: Store> Driver<S> {
     /// everybody has left.
     async fn idle(&mut self) -> bool {
         let spare = self.backoff();
-        self.inbox.meanwhile(tokio::time::sleep(spare), |inbox| !inbox.wants_session()).await.ok();
+        let enough = |inbox: &Inbox<S>| !inbox.wants_session() || inbox.is_done();
+        self.inbox.meanwhile(tokio::time::sleep(spare), enough).await.ok();
         self.inbox
             .meanwhile(future::pending::<()>(), |inbox| inbox.wants_session() || inbox.is_done())
             .await

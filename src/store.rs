@@ -152,9 +152,10 @@ pub(crate) struct Blocker {
 impl From<Blocker> for Holder {
     fn from(Blocker { application, pid, prepared, .. }: Blocker) -> Self {
         let prepared = prepared.map(|name| format!("the prepared transaction {name:?}"));
-        let application = application.filter(|name| !name.is_empty());
-        let identity = prepared.or_else(|| application.map(|name| format!("a fenced transaction of {name}")));
-        Self { identity, pid, ..Self::default() }
+        let whose = application.filter(|name| !name.is_empty()).map(|name| format!(" of {name}"));
+        let identity =
+            prepared.unwrap_or_else(|| format!("a fenced transaction{}", whose.unwrap_or_default()));
+        Self { identity: Some(identity), pid, ..Self::default() }
     }
 }
 

@@ -29,7 +29,9 @@ Examples:
 
 Beside a service that uses the library: what --kind=rwlock locks, by default, is locker.rw_lock(NAME): its `write`, or its \
 `read` with --shared. What --kind=lock locks is locker.lock(NAME). The two are different locks, also where they have one \
-name: they do not exclude each other. `run` of that name is a third one.
+name: they do not exclude each other. `run` of that name is a third one. This command always asks for a lock that can fence: \
+a service beside it has to ask as well, locker.lock(NAME).fenced(), or it does not wait for what a command has fenced. \
+Who holds a lock is not in `leasehold status`: `leasehold key --kind=rwlock NAME --sql` prints a statement that tells.
 
 The command gets LEASEHOLD_NAME, LEASEHOLD_IDENTITY, LEASEHOLD_TERM and, unless it is --shared, LEASEHOLD_TOKEN: a number \
 that grows with every holder, for what can refuse a write that comes late; and LEASEHOLD_FENCE_SQL as for `run`. A lock is not re-entrant: a command that asks \
@@ -145,7 +147,7 @@ async fn hold(wrapper: &Wrapper, section: &Section, limit: Option<Duration>) -> 
 fn code_of(error: LockError, wrapper: &Wrapper, limit: Option<Duration>) -> anyhow::Result<u8> {
     Ok(match error {
         LockError::Timeout { .. } if wrapper.locker.last_answer().is_none() => {
-            info!("giving up: the store cannot be reached");
+            complain("the store cannot be reached");
             exit::UNREACHABLE
         }
         LockError::Timeout { name, .. } if limit == Some(Duration::ZERO) => {

@@ -37,7 +37,8 @@ LEASEHOLD_FENCE_SQL, too: as the first statement of a transaction in the same da
 term or not at all; and where this process dies, the next command starts when what was fenced so has ended.
 
 It and all in its process group are sent TERM when the lease is lost or this process is told to stop, and KILL towards \
-the end of --stop-grace; what leaves the group (setsid) is the command's own to end. After a loss the command is started \
+the end of --stop-grace; what leaves the group (setsid) is the command's own to end. When the command has ended, so does what it has left in its \
+group: it is sent the same. After a loss the command is started \
 again when this process leads again, unless --once is given. While the store cannot be reached, or refuses the login, \
 this process waits for that, unless --no-wait or --wait is given.
 

@@ -13,6 +13,9 @@ use crate::{exit, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+This is about leaders. Who holds a lock (`leasehold lock`) is told by the statement that `leasehold key --kind=rwlock NAME \
+--sql` prints.
+
 Names that you do not give are found by asking every live process; whoever holds something and does not answer within \
 500 ms is shown as `no answer`, with the key and the process that the store shows: on PostgreSQL, that of the server.
 
