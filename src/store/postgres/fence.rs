@@ -8,8 +8,9 @@
 //!
 //! *To begin a term*, whoever has just been granted the lease takes the barrier alone, by try: so no fenced transaction
 //! is open. While it has the barrier it looks whether another session still has a term key of this lease: a server process that
-//! dies frees what it held one key after the other, and the lease may be free before the term key. Then it gives the
-//! barrier back and takes a term key of its own. Where either was in the way it keeps the lease, and tries again.
+//! dies frees what it held one key after the other, and the lease may be free before the term key. Then it takes a term key
+//! of its own; the barrier goes back at the end of the statement, whose answer is waited for. Where either was in the way it
+//! keeps the lease, and tries again.
 //!
 //! *To fence a transaction* is one statement, in this order: if the term key can be shared, nobody has it, and the term is
 //! over; if the barrier cannot be shared, somebody begins a later one, and the term is over; if the term key can be
