@@ -488,3 +488,60 @@ async fn a_connection_that_keeps_statements_keeps_the_fence() {
     drop(tx);
     other.close().await.unwrap();
 }
+
+/// T-06: where a role may not ask which cluster it is, neither for the lease nor for the transaction, all else is as before.
+#[tokio::test]
+async fn a_role_that_may_not_ask_for_the_cluster_leads_and_fences() {
+    let cluster = Cluster::new();
+    let admin = cluster.admin();
+    admin.sql("CREATE ROLE plain LOGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC");
+    let plain = cluster.options().username("plain");
+    let log = Log::default();
+    for (who, options) in [("plain", plain.clone()), ("super", cluster.options())] {
+        let locker = Locker::postgres(options, quick(who)).unwrap();
+        let mut member = Member::on(&locker, "job", who, &log);
+        let lease = member.leads().await;
+        let mut connection = PgConnection::connect_with(&plain).await.unwrap();
+        // First as one message, then prepared, more often than the server plans a statement anew.
+        for _ in 0..8 {
+            let mut tx = connection.begin().await.unwrap();
+            lease.fence(&mut tx).await.unwrap();
+            sqlx::query("SELECT 1").execute(&mut *tx).await.unwrap();
+            tx.commit().await.unwrap();
+        }
+        member.stop().await.unwrap();
+        let mut tx = connection.begin().await.unwrap();
+        let fenced = lease.fence(&mut tx).await;
+        assert!(matches!(fenced, Err(Fenced::Over)), "{fenced:?}");
+    }
+}
+
+/// T-02: types and operators of the same names, which come first where the transaction is, do not undo a fence.
+#[tokio::test]
+async fn a_fence_takes_nothing_from_the_search_path() {
+    let cluster = Cluster::new();
+    let log = Log::default();
+    let locker = Locker::postgres(cluster.options(), quick("a")).unwrap();
+    let mut member = Member::on(&locker, "job", "a", &log);
+    let lease = member.leads().await;
+    let mut connection = cluster.connect().await;
+    run(
+        &mut connection,
+        "CREATE SCHEMA evil; \
+         CREATE FUNCTION evil.no(timestamptz, timestamptz) RETURNS bool LANGUAGE sql AS 'SELECT false'; \
+         CREATE OPERATOR evil.= (FUNCTION = evil.no, LEFTARG = timestamptz, RIGHTARG = timestamptz); \
+         CREATE TEMP TABLE text (a int); CREATE DOMAIN pg_temp.int4 AS pg_catalog.int8; \
+         CREATE DOMAIN pg_temp.int8 AS pg_catalog.int4; SET search_path = evil, pg_catalog",
+    )
+    .await
+    .unwrap();
+    let fenced = lease.fence(&mut connection).await;
+    assert!(matches!(fenced, Err(Fenced::NoTransaction)), "{fenced:?}");
+    for _ in 0..2 {
+        let mut tx = connection.begin().await.unwrap();
+        lease.fence(&mut tx).await.unwrap();
+        sqlx::query("SELECT 1").execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    member.stop().await.unwrap();
+}

@@ -167,10 +167,18 @@ pub(super) async fn mark(
 
 /// Where the session is, for the transactions that are fenced by what it holds.
 pub(super) async fn place(link: &mut Link) -> Result<Place, ConnectError> {
-    let rows = link.fetch(fence::place()).await.map_err(refusal::of_statement)?;
-    let read =
-        |row: &PgRow| Ok(Place { database: row.try_get::<String, _>(0)?.into(), cluster: row.try_get(1)? });
-    rows.first().ok_or(sqlx::Error::RowNotFound).and_then(read).map_err(refusal::of_statement)
+    let rows = link.fetch(fence::PLACE.to_owned()).await.map_err(refusal::of_statement)?;
+    let read = |row: &PgRow| Ok((row.try_get::<String, _>(0)?, row.try_get::<bool, _>(1)?));
+    let (database, may_ask) =
+        rows.first().ok_or(sqlx::Error::RowNotFound).and_then(read).map_err(refusal::of_statement)?;
+    let mut cluster = None;
+    if may_ask {
+        let rows = link.fetch(fence::CLUSTER.to_owned()).await.map_err(refusal::of_statement)?;
+        let read = |row: &PgRow| row.try_get(0);
+        cluster =
+            rows.first().ok_or(sqlx::Error::RowNotFound).and_then(read).map_err(refusal::of_statement)?;
+    }
+    Ok(Place { database: database.into(), cluster })
 }
 
 fn unsupported(reason: &str) -> ConnectError {

@@ -155,7 +155,10 @@ impl Claims {
         let held = Held { key, mode, is_section, serial: self.serial };
         self.held.entry(take.key).or_default().push(held);
         self.waiting.remove(&take.key);
-        self.intents.remove(&take.key);
+        // By others' grants of the same key, such as those of a lease with a raw one, the server does not give it back.
+        if take.mode == Mode::Write && take.intends {
+            self.intents.remove(&take.key);
+        }
         held
     }
 

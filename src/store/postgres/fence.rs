@@ -52,7 +52,7 @@ pub(crate) struct Fence {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) database: Arc<str>,
-    /// Of which cluster, where this role may ask that.
+    /// Of which cluster, where every role may ask that.
     pub(super) cluster: Option<i64>,
 }
 
@@ -72,34 +72,41 @@ pub(crate) fn abort() -> String {
     format!("SELECT pg_catalog.set_config('{IDLE}', '{NOT_FENCED}', true)")
 }
 
-/// Whether this role may ask which cluster it is.
-const MAY_ASK: &str = "pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')";
+/// Which database this is, and whether every role may ask of which cluster: whose transactions are fenced need not be of
+/// this one's role.
+pub(super) const PLACE: &str = "SELECT pg_catalog.current_database()::pg_catalog.text, \
+     pg_catalog.has_function_privilege('public', 'pg_catalog.pg_control_system()', 'EXECUTE')";
 
-/// Which database this is, and of which cluster, where this role may ask that.
-pub(super) fn place() -> String {
-    format!(
-        "SELECT pg_catalog.current_database()::text, \
-         CASE WHEN {MAY_ASK} THEN (pg_catalog.pg_control_system()).system_identifier END"
-    )
-}
+/// Of which cluster. A statement of its own: the server looks for the privilege before it runs any of the statement, also
+/// where no CASE comes to it.
+pub(super) const CLUSTER: &str = "SELECT (pg_catalog.pg_control_system()).system_identifier";
+
+/// Operators that the search path of a transaction does not replace.
+const EQ: &str = "OPERATOR(pg_catalog.=)";
+const NE: &str = "OPERATOR(pg_catalog.<>)";
 
 /// What fences a transaction, with what it is about as parameters: the two halves of the term key, the barrier, the limit
-/// in milliseconds, the database, and its cluster or null.
+/// in milliseconds, the database, and its cluster where that is known.
 ///
 /// Outside of a transaction block its time is that of its transaction, as for
 /// [`try_xact_lock`](super::statements::try_xact_lock). Where nobody has the term key, it may be that nobody ever had it
 /// there: only then it is looked where that is, which takes longer. A copy of a cluster is not told from it.
-fn statement() -> String {
+fn statement(knows_cluster: bool) -> String {
+    let elsewhere = if knows_cluster {
+        format!("WHEN (pg_catalog.pg_control_system()).system_identifier {NE} $6 THEN '{OTHER_DATABASE}' ")
+    } else {
+        String::new()
+    };
     format!(
         "SELECT pg_catalog.set_config('{IDLE}', CASE WHEN pg_catalog.pg_is_in_recovery() THEN '{REPLICA}' \
-         WHEN pg_catalog.statement_timestamp() = pg_catalog.transaction_timestamp() THEN '{NO_TRANSACTION}' \
+         WHEN pg_catalog.statement_timestamp() {EQ} pg_catalog.transaction_timestamp() THEN '{NO_TRANSACTION}' \
          WHEN pg_catalog.pg_try_advisory_xact_lock_shared($1,$2) \
-         THEN CASE WHEN pg_catalog.current_database() <> $5 THEN '{OTHER_DATABASE}' \
-         WHEN $6 IS NULL OR NOT {MAY_ASK} THEN '{OVER}' \
-         WHEN (pg_catalog.pg_control_system()).system_identifier <> $6 THEN '{OTHER_DATABASE}' ELSE '{OVER}' END \
+         THEN CASE WHEN pg_catalog.current_database() {NE} $5 THEN '{OTHER_DATABASE}' \
+         {elsewhere}ELSE '{OVER}' END \
          WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared($3) THEN '{OVER}' \
          WHEN pg_catalog.pg_try_advisory_xact_lock_shared($1,$2) THEN '{OVER}' \
-         WHEN pg_catalog.current_setting('{IDLE}')::interval BETWEEN '1 ms' AND $4::interval \
+         WHEN pg_catalog.current_setting('{IDLE}')::interval OPERATOR(pg_catalog.>=) '1 ms' \
+         AND pg_catalog.current_setting('{IDLE}')::interval OPERATOR(pg_catalog.<=) $4::interval \
          THEN pg_catalog.current_setting('{IDLE}') ELSE $4 END, true) AS fenced"
     )
 }
@@ -109,14 +116,14 @@ impl Fence {
     pub(crate) fn sql(&self) -> String {
         let Self { term, barrier, place, .. } = self;
         let (first, second) = term.pair().unwrap_or_default();
-        let cluster = place.cluster.map_or_else(|| "NULL".to_owned(), |cluster| format!("'{cluster}'"));
+        let cluster = place.cluster.unwrap_or_default();
         // The name of the database last: it may contain anything.
-        statement()
-            .replace("$1", &format!("'{first}'::int4"))
-            .replace("$2", &format!("'{second}'::int4"))
-            .replace("$3", &literal(*barrier))
-            .replace("$4", &format!("'{}'::text", self.limit()))
-            .replace("$6", &format!("{cluster}::int8"))
+        statement(place.cluster.is_some())
+            .replace("$1", &format!("'{first}'::pg_catalog.int4"))
+            .replace("$2", &format!("'{second}'::pg_catalog.int4"))
+            .replace("$3", &format!("'{}'::pg_catalog.int8", barrier.get()))
+            .replace("$4", &format!("'{}'::pg_catalog.text", self.limit()))
+            .replace("$6", &format!("'{cluster}'::pg_catalog.int8"))
             .replace("$5", &quoted(&place.database))
     }
 
@@ -132,8 +139,16 @@ impl Fence {
         }
         let Self { term, barrier, place, .. } = self;
         let (first, second) = term.pair().unwrap_or_default();
-        let query = sqlx::query(AssertSqlSafe(statement())).bind(first).bind(second).bind(barrier.get());
-        query.bind(self.limit()).bind(&*place.database).bind(place.cluster).execute(tx).await.map(drop)
+        let query = sqlx::query(AssertSqlSafe(statement(place.cluster.is_some())))
+            .bind(first)
+            .bind(second)
+            .bind(barrier.get());
+        let query = query.bind(self.limit()).bind(&*place.database);
+        let query = match place.cluster {
+            Some(cluster) => query.bind(cluster),
+            None => query,
+        };
+        query.execute(tx).await.map(drop)
     }
 
     fn limit(&self) -> String {
@@ -325,8 +340,8 @@ mod tests {
         let fence = Fence::example();
         let place = Place { database: "a'b\\c".into(), cluster: None };
         let sql = Fence { place, ..fence }.sql();
-        assert!(sql.contains("current_database() <> E'a''b\\\\c' THEN"), "{sql}");
-        assert!(sql.contains("NULL::int8 IS NULL OR NOT"), "{sql}");
+        assert!(sql.contains("current_database() OPERATOR(pg_catalog.<>) E'a''b\\\\c' THEN"), "{sql}");
+        assert!(!sql.contains("pg_control_system"), "{sql}");
     }
 
     /// T-02: the order that the model shows to be the right one.

@@ -280,7 +280,8 @@ impl Work {
         );
         let outcome = format!(
             "CASE WHEN {WAITS} THEN CASE WHEN {grab} THEN {granted} ELSE {refused} END \
-             ELSE CASE WHEN {grab} THEN 'granted' ELSE 'busy' END END"
+             ELSE CASE WHEN NOT {grab} THEN 'busy' WHEN v.m <> 3 THEN 'granted' \
+             WHEN pg_catalog.pg_advisory_unlock(v.i1, v.i2) THEN 'granted' ELSE 'granted' END END"
         );
         self.asking(is_fenced, &outcome, &values, &format!("m, x, {columns}, w, i1, i2"))
     }
