@@ -147,6 +147,11 @@ impl Lease {
     /// # }
     /// ```
     ///
+    /// On a connection that keeps prepared statements, as sqlx's do by default, it is one of them in a transaction that sqlx has
+    /// begun. That the transaction is still open is sqlx's word then: whoever ends it by a `COMMIT` or `ROLLBACK` of their own
+    /// as SQL, and goes on with the `Transaction`, writes outside of any, and no fence notices. After `DISCARD ALL` or
+    /// `DEALLOCATE ALL` it fails, as sqlx's other statements do.
+    ///
     /// # Errors
     ///
     /// [`Fenced`]. The transaction is aborted by the server then, so that nothing of it can be committed, also where the

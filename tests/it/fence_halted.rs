@@ -25,7 +25,7 @@ fn shown(key: Key) -> Shown {
 }
 
 fn shown_term(lease: &Lease) -> Shown {
-    let key = term_key(lease).replace("::int4", "").replace('\'', "");
+    let key = term_key(lease).replace("::pg_catalog.int4", "").replace('\'', "");
     let mut halves = key.split(',').map(|half| half.parse::<i32>().unwrap().cast_unsigned());
     (halves.next().unwrap(), halves.next().unwrap(), 2)
 }

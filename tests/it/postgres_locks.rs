@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::JoinSet;
 
 use crate::support::postgres::{Cluster, Database};
-use crate::support::{AT_ONCE, eventually, now, quick, sleepy, until};
+use crate::support::{AT_ONCE, Log, Member, eventually, now, quick, sleepy, until};
 
 /// Where no test waits for so long unless something is wrong.
 const LONG: Duration = Duration::from_secs(20);
@@ -154,4 +154,30 @@ async fn the_limits_of_a_role_are_not_those_of_a_lock() {
     until("it waits", || cluster.admin().waiters(key) == 1).await;
     guard.release().await.unwrap();
     waits.await.unwrap();
+}
+
+/// L-17, L-19: a writer's intent is given back, also where a lease of the same raw key was granted on its session meanwhile: it
+/// would keep readers out for ever.
+#[tokio::test]
+async fn an_intent_is_given_back_though_the_key_was_led_meanwhile() {
+    let database = Database::new();
+    let (a, b) = (locker(&database, "a"), locker(&database, "b"));
+    let (name, log) = (leasehold::Name::key(7), Log::default());
+    let reads = b.rw_lock(&name).read().await.unwrap();
+    let mut leader = Member::on(&a, &name, "a", &log);
+    leader.stands_by().await;
+    let writer = tokio::spawn({
+        let lock = a.rw_lock(&name);
+        async move { lock.write().await.unwrap().release().await.unwrap() }
+    });
+    let intents =
+        || database.admin().one::<usize>("SELECT count(*) FROM pg_locks WHERE classid = 1818583415");
+    until("the writer shows that it waits", || intents() == 1).await;
+    reads.release().await.unwrap();
+    leader.leads().await;
+    leader.stop().await.unwrap();
+    writer.await.unwrap();
+    assert_eq!(intents(), 0);
+    assert!(b.rw_lock(&name).try_read().await.unwrap().is_some());
+    nothing_is_left(&database).await;
 }

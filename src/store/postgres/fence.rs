@@ -324,7 +324,7 @@ impl Fence {
     /// Of no server.
     pub(crate) fn example() -> Self {
         let place = Place { database: "app".into(), cluster: Some(1) };
-        let (term, barrier) = (Key::of_pair(1, 2), Key::of_pair(3, 4));
+        let (term, barrier) = (Key::of_pair(1, 2), Key::of(crate::name::Kind::Lease, crate::Name::key(3)));
         Self { term, barrier, place, limit: Duration::from_secs(1) }
     }
 }
