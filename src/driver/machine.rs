@@ -480,21 +480,17 @@ impl<H: Clone> Machine<H> {
             return None;
         }
         self.sent = now;
-        let mut passage = Passage::default();
-        for (id, candidate) in self.candidates.iter().filter(|(_, candidate)| candidate.barrier().is_some()) {
-            passage.add(id, candidate);
-        }
-        Some(passage)
+        Some(self.candidates.iter().filter(|(_, candidate)| candidate.barrier().is_some()).collect())
     }
 
     /// Who keeps those from beginning that could not again and again?
     fn blocked(&mut self) -> Option<Passage<H>> {
-        let mut blocked = Passage::default();
-        for (id, candidate) in self.candidates.iter_mut() {
-            if candidate.barrier_mut().is_some_and(Barrier::asks_why) {
-                blocked.add(id, candidate);
-            }
-        }
+        let asks = |candidate: &mut Candidate<H>| candidate.barrier_mut().is_some_and(Barrier::asks_why);
+        let blocked: Passage<H> = self
+            .candidates
+            .iter_mut()
+            .filter_map(|(id, candidate)| asks(candidate).then_some((id, &*candidate)))
+            .collect();
         (!blocked.terms.is_empty()).then_some(blocked)
     }
 
@@ -515,10 +511,7 @@ impl<H: Clone> Machine<H> {
     fn blocked_on(&self, key: Key) -> Option<Passage<H>> {
         let blocked =
             |(_, candidate): &(_, &Candidate<H>)| candidate.place.key == key && candidate.barrier().is_some();
-        let (id, candidate) = self.candidates.iter().find(blocked)?;
-        let mut passage = Passage::default();
-        passage.add(id, candidate);
-        Some(passage)
+        self.candidates.iter().find(blocked).map(|found| [found].into_iter().collect())
     }
 
     /// Whoever waits to read what another one here asks for, asks as well: who is granted a key waits for it no more, and

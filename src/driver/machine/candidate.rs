@@ -65,9 +65,7 @@ impl Barrier {
         self.due = now + self.pause;
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
-}
 
-impl Barrier {
     /// The store is to be asked why it could not.
     pub(super) const fn wants_to_know(&self) -> bool {
         self.refusals.is_to_be_named()

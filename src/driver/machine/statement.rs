@@ -88,18 +88,15 @@ pub(crate) struct Passage<H> {
     pub(super) terms: Vec<(Id, u64)>,
 }
 
-impl<H> Default for Passage<H> {
-    fn default() -> Self {
-        Self { held: Vec::new(), terms: Vec::new() }
-    }
-}
-
-impl<H: Clone> Passage<H> {
-    pub(super) fn add(&mut self, id: Id, candidate: &Candidate<H>) {
-        if let Phase::Held { held, term, .. } = &candidate.phase {
-            self.held.push(held.clone());
-            self.terms.push((id, term.number));
-        }
+/// Of those that hold.
+impl<'a, H: Clone + 'a> FromIterator<(Id, &'a Candidate<H>)> for Passage<H> {
+    fn from_iter<I: IntoIterator<Item = (Id, &'a Candidate<H>)>>(candidates: I) -> Self {
+        let of = |(id, candidate): (Id, &'a Candidate<H>)| match &candidate.phase {
+            Phase::Held { held, term, .. } => Some((held.clone(), (id, term.number))),
+            _ => None,
+        };
+        let (held, terms) = candidates.into_iter().filter_map(of).unzip();
+        Self { held, terms }
     }
 }
 
