@@ -79,6 +79,7 @@ impl<S: Store> Driver<S> {
             closers: Vec::new(),
             closing: false,
             handles_gone: false,
+            has_leftovers: false,
         };
         Self { store, session: None, options, report, inbox, rng, failures: 0 }
     }
@@ -106,6 +107,10 @@ impl<S: Store> Driver<S> {
                 Served::Done => break,
             }
         }
+        if self.session.is_none() && self.store.has_leftovers() {
+            let connecting = tokio::time::timeout(self.options.query_timeout, self.store.connect());
+            self.session = connecting.await.ok().and_then(Result::ok);
+        }
         if let Some(session) = self.session.take() {
             let in_time = tokio::time::timeout(self.options.query_timeout, session.end()).await.is_ok();
             info!(identity = %self.options.identity, in_time, "session ended");
@@ -116,6 +121,7 @@ impl<S: Store> Driver<S> {
     /// Waits until somebody needs a session, and after failures for as long as it takes to spare the store. False if
     /// everybody has left.
     async fn idle(&mut self) -> bool {
+        self.inbox.has_leftovers = self.store.has_leftovers();
         let spare = self.backoff();
         let enough = |inbox: &Inbox<S>| !inbox.wants_session() || inbox.is_done();
         self.inbox.meanwhile(tokio::time::sleep(spare), enough).await.ok();
@@ -200,6 +206,7 @@ impl<S: Store> Driver<S> {
                 Ok(Some(Event::Unregistered(key))) => inbox.machine.on_unregistered(key, clock::now()),
                 Ok(Some(Event::Message(message))) => inbox.machine.on_message(message, clock::now()),
                 Ok(Some(Event::Closed(cause))) | Err(cause) => break cause,
+                Ok(Some(Event::Interrupted)) => inbox.machine.on_interrupted(clock::now()),
                 Ok(Some(Event::Ignored) | None) => {}
             }
             // Events that come faster than they are taken must not keep the runtime from its timers and sockets.
@@ -300,6 +307,8 @@ struct Inbox<S: Store> {
     /// To end when everybody has left: asked to, or every handle is gone.
     closing: bool,
     handles_gone: bool,
+    /// Of the store: see [`Store::has_leftovers`].
+    has_leftovers: bool,
 }
 
 impl<S: Store> Inbox<S> {
@@ -399,7 +408,7 @@ impl<S: Store> Inbox<S> {
     }
 
     fn wants_session(&self) -> bool {
-        self.eager.is_some() || self.machine.wants_session()
+        self.eager.is_some() || self.has_leftovers || self.machine.wants_session()
     }
 
     fn is_done(&self) -> bool {

@@ -275,6 +275,18 @@ pub enum LockError {
         /// How many that is.
         max_held: usize,
     },
+    /// The time to live of the lock is not usable.
+    #[error(
+        "a lock cannot have a ttl of {}: give it one from 1 ms to {}",
+        humantime::format_duration(*.ttl), humantime::format_duration(crate::options::MAX_TTL)
+    )]
+    Ttl {
+        /// What was asked for.
+        ttl: Duration,
+    },
+    /// The store frees locks with their session, so none can be [kept](crate::LockGuard::keep) without a handle.
+    #[error("the store frees locks with their session, so nothing can be left to its ttl: hold the guard for as long")]
+    EndsWithSession,
     /// The store could not tell. It holds nothing for this one.
     #[error("the store could not tell: {reason}")]
     Failed {

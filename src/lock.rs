@@ -20,6 +20,7 @@ use crate::error::{LockError, LossCause};
 use crate::lease::Lease;
 use crate::locker::Inner;
 use crate::name::{Key, Kind, Name};
+use crate::options::{MAX_TTL, SHORTEST};
 use crate::sabotage::Sabotage;
 use crate::scope::{Scope, ScopedName};
 use crate::store::{Holder, Mode};
@@ -140,6 +141,7 @@ struct Entrance {
     locker: Arc<Inner>,
     name: Name,
     key: Key,
+    kind: Kind,
     ttl: Option<Duration>,
     is_fenced: bool,
 }
@@ -168,6 +170,18 @@ impl Lock {
     #[must_use]
     pub const fn key(&self) -> Key {
         self.section.key
+    }
+
+    /// Gives the same lock, with a time to live of its own where each lock has one, as on Redis: how long, at least, the
+    /// store keeps it for a holder that has fallen silent. It is never less than the ttl of
+    /// [`Options::bounds`](crate::Options::bounds), which is the default. A holder that lives renews it at every
+    /// heartbeat. PostgreSQL and files free locks with their session, and do not use it.
+    ///
+    /// Less than a millisecond, or more than [`MAX_TTL`](crate::MAX_TTL), is refused by the first acquire.
+    #[must_use]
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.section.ttl = Some(ttl);
+        self
     }
 
     /// Gives the same lock, whose leases can [fence transactions](Lease::fence_sql), where the store has any.
@@ -321,6 +335,18 @@ impl RwLock {
     #[must_use]
     pub const fn key(&self) -> Key {
         self.section.key
+    }
+
+    /// Gives the same lock, with a time to live of its own where each lock has one, as on Redis: how long, at least, the
+    /// store keeps it for a holder that has fallen silent. It is never less than the ttl of
+    /// [`Options::bounds`](crate::Options::bounds), which is the default. A holder that lives renews it at every
+    /// heartbeat. PostgreSQL and files free locks with their session, and do not use it.
+    ///
+    /// Less than a millisecond, or more than [`MAX_TTL`](crate::MAX_TTL), is refused by the first acquire.
+    #[must_use]
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.section.ttl = Some(ttl);
+        self
     }
 
     /// Gives the same lock, whose leases can [fence transactions](Lease::fence_sql), where the store has any. As
@@ -531,14 +557,37 @@ impl LockGuard {
     ///
     /// Dropped at any point, it releases all the same.
     pub async fn release(self) -> Result<(), LockError> {
+        self.part(Seat::leave).await
+    }
+
+    async fn part(self, leave: impl AsyncFnOnce(Seat) -> Option<Parting>) -> Result<(), LockError> {
         let Self { lease, seat, turn } = self;
-        let parting = seat.leave().await;
+        let parting = leave(seat).await;
         drop(turn);
         match (parting, lease.reason()) {
             (Some(Parting::Released), _) => Ok(()),
             (_, Some(Reason::Lost(cause))) => Err(LockError::Lost { cause }),
             _ => Err(LockError::Lost { cause: LossCause::Gone }),
         }
+    }
+
+    /// Leaves the lock to its time to live, which begins anew, and gives up the handle: nobody gets in before that is over.
+    /// For work that must not be done again too soon.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] as for [`release`](Self::release). [`LockError::EndsWithSession`] where locks have no time to
+    /// live of their own, which is everywhere but on Redis: then it is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, it is kept also if this is dropped.
+    pub async fn keep(self) -> Result<(), LockError> {
+        if self.seat.locker.keys_end_with_their_session() {
+            self.release().await?;
+            return Err(LockError::EndsWithSession);
+        }
+        self.part(Seat::keep).await
     }
 
     /// Gives the lease, to be handed on.
@@ -559,7 +608,7 @@ impl Deref for LockGuard {
 impl Entrance {
     fn new(locker: Arc<Inner>, kind: Kind, name: Name, ttl: Option<Duration>) -> Self {
         let key = Key::of(kind, &name);
-        Self { locker, name, key, ttl, is_fenced: false }
+        Self { locker, name, key, kind, ttl, is_fenced: false }
     }
 
     async fn enter(&self, mode: Mode, patience: Patience) -> Result<Option<LockGuard>, LockError> {
@@ -615,6 +664,9 @@ impl Entrance {
         has_turn: &AtomicBool,
     ) -> Result<Option<LockGuard>, LockError> {
         self.name.validate().map_err(LockError::Name)?;
+        if let Some(ttl) = self.ttl.filter(|ttl| !(SHORTEST..=MAX_TTL).contains(ttl)) {
+            return Err(LockError::Ttl { ttl });
+        }
         let Inner { options, turns, closing, .. } = &*self.locker;
         if closing.is_cancelled() {
             return Err(LockError::Closed);
@@ -634,7 +686,7 @@ impl Entrance {
         let try_until = is_try.then(|| clock::now() + options.query_timeout);
         let section =
             Section { mode, ttl: self.ttl, try_until, is_fenced: self.is_fenced, answer: Some(answer) };
-        let seat = self.locker.enter(self.name.clone(), self.key, section);
+        let seat = self.locker.enter(self.name.clone(), (self.kind, self.key), section);
         match admission.await {
             Ok(Admission::Granted(term)) => {
                 let lease = Lease::new(term, seat.id, self.locker.driver());
@@ -725,9 +777,9 @@ struct Seat {
 }
 
 impl Inner {
-    fn enter(self: &Arc<Self>, name: Name, key: Key, section: Section) -> Seat {
+    fn enter(self: &Arc<Self>, name: Name, (kind, key): (Kind, Key), section: Section) -> Seat {
         let id = self.next_id();
-        let place = Place { id, name, key, purpose: Purpose::Section(section) };
+        let place = Place { id, name, key, kind, purpose: Purpose::Section(section) };
         self.tell(Command::Enter(place));
         Seat { locker: Arc::clone(self), id, has_left: false }
     }
@@ -740,10 +792,19 @@ impl Seat {
     }
 
     /// Gives up what it holds, and waits until that is free. `None` if the driver is gone.
-    async fn leave(mut self) -> Option<Parting> {
+    async fn leave(self) -> Option<Parting> {
+        self.part(|id, done| Command::Leave(id, Some(done))).await
+    }
+
+    /// As [`leave`](Self::leave), but what it holds is left to its time to live.
+    async fn keep(self) -> Option<Parting> {
+        self.part(Command::Keep).await
+    }
+
+    async fn part(mut self, command: impl FnOnce(Id, oneshot::Sender<Parting>) -> Command) -> Option<Parting> {
         let (done, parting) = oneshot::channel();
         self.has_left = true;
-        self.locker.tell(Command::Leave(self.id, Some(done)));
+        self.locker.tell(command(self.id, done));
         parting.await.ok()
     }
 }

@@ -526,6 +526,7 @@ impl Inner {
             id,
             name: name.clone(),
             key: Key::of(Kind::Lease, name),
+            kind: Kind::Lease,
             purpose: Purpose::Run(command::Run {
                 takeover_delay: takeover_delay.unwrap_or(self.options.takeover_delay),
                 shutdown,

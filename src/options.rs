@@ -32,7 +32,7 @@ pub const MAX_TTL: Duration = Duration::from_hours(24 * 24);
 pub const MAX_IDENTITY_BYTES: usize = 53;
 
 /// Shortest duration that makes sense where zero does not: stores count in milliseconds.
-const SHORTEST: Duration = Duration::from_millis(1);
+pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Random part of the polls' jitter: each wait is uniform in `[1, 1.2) ×` the retry interval.
 pub(crate) const JITTER: f64 = 0.2;

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(crate) use self::postgres::Fence;
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::fence::FencingToken;
-use crate::name::{Key, Name};
+use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 
 /// Which store a URL means.
@@ -93,20 +93,34 @@ pub(crate) struct Ask {
     /// For people: what the key stands for.
     pub(crate) name: Name,
     pub(crate) mode: Mode,
+    /// What the name is used for.
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "redis")),
+        expect(dead_code, reason = "for stores that make a difference")
+    )]
+    pub(crate) kind: Kind,
     /// How long the store keeps the key for a silent holder, where it can.
     #[cfg_attr(
-        not(any(test, feature = "testing")),
+        not(any(test, feature = "testing", feature = "redis")),
         expect(dead_code, reason = "for stores that keep it by the key, not by the session")
     )]
     pub(crate) ttl: Duration,
-    /// For a critical section: one of many that come and go.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores that make a difference"))]
-    pub(crate) is_section: bool,
+    /// Whoever asks waits for the key if it is held, and asks again.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores that forget who waits"))]
+    pub(crate) waits: bool,
     /// Its term is to be able to fence transactions, where the store has any.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores with transactions"))]
     pub(crate) is_fenced: bool,
     /// Register as waiting before trying, so that a release of the key is pushed here.
     pub(crate) register: bool,
+}
+
+impl Ask {
+    /// For a critical section: one of many that come and go.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for stores that make a difference"))]
+    pub(crate) fn is_section(&self) -> bool {
+        self.kind != Kind::Lease
+    }
 }
 
 /// What a store says to an [`Ask`]. It never waits for the key to become free.
@@ -166,6 +180,9 @@ pub(crate) struct Return<H> {
     /// No job runs under the name any more, and none that may still run is older than this lease. Not so where the lease
     /// is given back before its job began: it may have waited for somebody who does not know yet that he has lost.
     pub(crate) is_clean: bool,
+    /// Leave the key to its time to live, which begins anew, where each key has one.
+    #[cfg_attr(not(any(test, feature = "testing", feature = "redis")), expect(dead_code, reason = "for stores that can"))]
+    pub(crate) is_kept: bool,
 }
 
 /// A key was given back.
@@ -204,6 +221,10 @@ pub(crate) enum Event {
         expect(dead_code, reason = "for stores that can lose a registration")
     )]
     Unregistered(Key),
+    /// The connection was lost, the session was not: releases and messages may have been missed, and what it holds is to
+    /// be confirmed.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores whose sessions outlive a connection"))]
+    Interrupted,
     /// Something that is nobody's. The driver looks at its clock and its requests before it waits for more.
     Ignored,
     /// Somebody sent a message.
@@ -354,6 +375,12 @@ pub(crate) trait Store: Send + 'static {
 
     /// For people: where it is, without any secret.
     fn address(&self) -> String;
+
+    /// Something is to be undone that an earlier session may have left behind: [`connect`](Self::connect) does that, and
+    /// is to be called for it though nobody needs a session.
+    fn has_leftovers(&self) -> bool {
+        false
+    }
 
     /// Opens a session and checks that it can be trusted. The driver bounds it with the query timeout; dropped in the
     /// middle it leaves nothing open.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
-use crate::name::{Key, Name};
+use crate::name::{Key, Kind, Name};
 use crate::store::{Enforcement, Holder, Message, Minted, Mode, Presence, Seen};
 
 /// What the driver tells the handles of the store, whenever it learns it.
@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Rest(Id),
     /// It leaves for good, and runs no job: what it holds is released. Tells how that term ended.
     Leave(Id, Option<oneshot::Sender<Parting>>),
+    /// As [`Leave`](Self::Leave), but what it holds is left to its time to live. Tells whether it was held until then.
+    Keep(Id, oneshot::Sender<Parting>),
     /// Somebody takes a seat and asks at once, for one grant.
     Enter(Place),
     /// Who holds this key, as far as the store can tell within the query timeout?
@@ -79,6 +81,7 @@ pub(crate) struct Place {
     pub(crate) id: Id,
     pub(crate) name: Name,
     pub(crate) key: Key,
+    pub(crate) kind: Kind,
     pub(crate) purpose: Purpose,
 }
 

@@ -61,6 +61,8 @@ pub(crate) struct Machine<H> {
     /// The last statement was a heartbeat: an exchange comes first if there is one, so that heartbeats that take
     /// longer than their interval starve nobody.
     exchange_is_next: bool,
+    /// Whether the store still has what is held here is to be asked at once.
+    is_doubtful: bool,
     doors: Doors,
 }
 
@@ -97,6 +99,7 @@ impl<H: Clone> Machine<H> {
             heartbeat_sent: now,
             sent: now,
             exchange_is_next: false,
+            is_doubtful: false,
             doors: Doors::Open,
         }
     }
@@ -133,6 +136,12 @@ impl<H: Clone> Machine<H> {
             Command::Leave(id, done) => {
                 self.vacate(id, done, now);
                 self.candidates.remove(id);
+            }
+            Command::Keep(id, done) => {
+                let releases = self.releases.len();
+                self.vacate(id, Some(done), now);
+                self.candidates.remove(id);
+                self.releases.iter_mut().skip(releases).for_each(|release| release.is_kept = true);
             }
             Command::Enter(place) => self.enter(place, now),
             Command::Who(key, reply) => self.run_errand(Task::Who(key, reply), now),
@@ -403,7 +412,7 @@ impl<H: Clone> Machine<H> {
     /// One interval after the previous one was sent, and not before that was answered: statements follow each other.
     /// With nothing held: often enough that the store's idle limit does not fire.
     fn heartbeat_at(&self) -> Instant {
-        if !self.checks.is_empty() {
+        if !self.checks.is_empty() || self.is_doubtful {
             self.sent
         } else if self.holds_any() {
             self.heartbeat_sent + self.options.heartbeat_interval
@@ -547,6 +556,7 @@ impl<H: Clone> Machine<H> {
         self.heartbeat_sent = now;
         self.sent = now;
         self.exchange_is_next = true;
+        self.is_doubtful = false;
         let mut heartbeat =
             Heartbeat { held: Vec::new(), terms: Vec::new(), checks: std::mem::take(&mut self.checks) };
         for (id, candidate) in self.candidates.iter() {
@@ -589,7 +599,8 @@ impl<H: Clone> Machine<H> {
                     mode => mode,
                 },
                 ttl: self.bounds.ttl.max(place.ttl().unwrap_or_default()),
-                is_section: !place.is_run(),
+                kind: place.kind,
+                waits: place.try_until().is_none(),
                 is_fenced: place.is_fenced(),
                 register: !waiting.registered && place.try_until().is_none(),
             });
@@ -599,7 +610,11 @@ impl<H: Clone> Machine<H> {
         let exchange = Exchange {
             releases: releases
                 .iter()
-                .map(|Release { held, is_clean, .. }| Return { held: held.clone(), is_clean: *is_clean })
+                .map(|Release { held, is_clean, is_kept, .. }| Return {
+                    held: held.clone(),
+                    is_clean: *is_clean,
+                    is_kept: *is_kept,
+                })
                 .collect(),
             withdrawals: std::mem::take(&mut self.withdrawals),
             asks,
@@ -656,11 +671,24 @@ impl<H: Clone> Machine<H> {
         }
     }
 
+    /// The connection was lost, and the session was not: what was pushed meanwhile is missed, and whether the store still
+    /// has what is held here, it is to say at once.
+    pub(crate) fn on_interrupted(&mut self, now: Instant) {
+        self.is_doubtful = self.holds_any();
+        for candidate in self.candidates.values_mut() {
+            if let Phase::Waiting(waiting) = &mut candidate.phase {
+                waiting.registered = false;
+                waiting.wake(now);
+            }
+        }
+    }
+
     /// A new session is up: it owns nothing, and every waiting name is asked for.
     pub(crate) fn on_session(&mut self, enforcement: Enforcement, now: Instant) {
         self.enforcement = enforcement;
         (self.sent, self.heartbeat_sent) = (now, now);
         self.exchange_is_next = false;
+        self.is_doubtful = false;
         self.on_poll(now);
     }
 

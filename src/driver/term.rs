@@ -297,7 +297,7 @@ mod tests {
         let (grants, _) = mpsc::unbounded_channel();
         let shown = watch::Sender::new(Shown::NOBODY);
         let run = Run { takeover_delay: Duration::ZERO, shutdown, grants, shown };
-        Place { id: 1, name, key, purpose: Purpose::Run(run) }
+        Place { id: 1, name, key, kind: Kind::Lease, purpose: Purpose::Run(run) }
     }
 
     /// F-36

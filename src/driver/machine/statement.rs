@@ -18,6 +18,8 @@ pub(super) struct Release<H> {
     pub(super) done: Option<oneshot::Sender<Parting>>,
     /// Its job ran, and has ended: see [`Return`](crate::store::Return).
     pub(super) is_clean: bool,
+    /// It is left to its time to live: see [`Return`](crate::store::Return).
+    pub(super) is_kept: bool,
     pub(super) is_run: bool,
 }
 
@@ -150,13 +152,13 @@ impl<H> Statement<H> {
 impl<H> Release<H> {
     pub(super) fn new(held: H, place: &Place, term: &Term, done: Option<oneshot::Sender<Parting>>) -> Self {
         let (name, term) = (place.name.clone(), Some(term.number));
-        Self { held, key: place.key, name, term, done, is_clean: true, is_run: place.is_run() }
+        Self { held, key: place.key, name, term, done, is_clean: true, is_kept: false, is_run: place.is_run() }
     }
 
     /// A lease that was granted when whoever asked had gone.
     pub(super) fn orphan(held: H, ask: &Ask) -> Self {
         let (key, name) = (ask.key, ask.name.clone());
-        Self { held, key, name, term: None, done: None, is_clean: false, is_run: false }
+        Self { held, key, name, term: None, done: None, is_clean: false, is_kept: false, is_run: false }
     }
 
     /// A lease whose job has not begun.

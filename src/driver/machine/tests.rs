@@ -31,7 +31,7 @@ fn enlist(machine: &mut Machine<u32>, id: Id, name: &str, now: Instant) -> (Gran
     let watched = StateWatch::new(shown.subscribe());
     let (key, takeover_delay) = (Key::of(Kind::Lease, name), machine.options.takeover_delay);
     let run = Run { takeover_delay, shutdown: None, grants, shown };
-    let place = Place { id, name: Name::from(name), key, purpose: Purpose::Run(run) };
+    let place = Place { id, name: Name::from(name), key, kind: Kind::Lease, purpose: Purpose::Run(run) };
     machine.on_command(Command::Enlist(place), now);
     machine.on_command(Command::Contend(id, Again::AtOnce), now);
     (granted, watched)
@@ -413,7 +413,7 @@ fn a_job_that_ends_after_its_deadline_has_lost() {
     machine.on_command(Command::Ended { id: 1, term: term.number, done }, late);
     assert_eq!(parting.try_recv(), Ok(Parting::Lost));
     let given_back = machine.batch(late).unwrap().exchange.releases;
-    assert!(matches!(given_back[..], [Return { held: 7, is_clean: true }]));
+    assert!(matches!(given_back[..], [Return { held: 7, is_clean: true, is_kept: false }]));
 }
 
 /// The grant itself was proof enough: the first heartbeat comes one interval later, however long nothing was held.

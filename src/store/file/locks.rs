@@ -123,7 +123,7 @@ impl Locks {
 
     /// Ends a grant, and unlocks with the last one; then the key is added to `freed`. Tells whether it was still ours.
     pub(super) fn release(&mut self, lease: &Return<Held>, freed: &mut Vec<Freed>) -> bool {
-        let Return { held, is_clean } = *lease;
+        let Return { held, is_clean, is_kept: _ } = *lease;
         let path = self.path(held.key);
         let Entry::Occupied(mut entry) = self.held.entry(held.key) else { return false };
         if !entry.get().numbers.contains(&held.grant) {

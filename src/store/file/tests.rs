@@ -53,7 +53,8 @@ fn ask(name: &str) -> Ask {
         name: Name::from(name),
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(20),
-        is_section: false,
+        kind: Kind::Lease,
+        waits: true,
         is_fenced: false,
         register: true,
     }
@@ -64,7 +65,7 @@ fn asks(names: &[&str]) -> Exchange<Held> {
 }
 
 fn clean(held: Held) -> Return<Held> {
-    Return { held, is_clean: true }
+    Return { held, is_clean: true, is_kept: false }
 }
 
 fn releases(held: impl IntoIterator<Item = Held>) -> Exchange<Held> {

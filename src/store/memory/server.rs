@@ -28,6 +28,9 @@ pub(crate) enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SessionId(u64);
 
+/// Has what was left to its time to live. Sessions are counted from 1.
+const NOBODY: SessionId = SessionId(0);
+
 /// The proof of one grant. The number is never used twice, so an old proof says nothing about a newer grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
@@ -170,7 +173,10 @@ impl Server {
         exchange: &Exchange<Held>,
         now: Instant,
     ) -> Exchanged<Held> {
-        let released = exchange.releases.iter().map(|lease| self.release(id, lease)).collect();
+        let give_back = |lease: &Return<Held>| {
+            if lease.is_kept { self.keep(&lease.held, now) } else { self.release(id, lease) }
+        };
+        let released = exchange.releases.iter().map(give_back).collect();
         for key in &exchange.withdrawals {
             let Some(live) = self.sessions.get_mut(&id) else { break };
             live.waits_for.remove(key);
@@ -183,13 +189,20 @@ impl Server {
         Exchanged { released, answers }
     }
 
-    fn release(&mut self, id: SessionId, Return { held, is_clean }: &Return<Held>) -> bool {
+    fn release(&mut self, id: SessionId, Return { held, is_clean, .. }: &Return<Held>) -> bool {
         let freed = Freed { key: held.key, is_clean: *is_clean };
         let was_held = self.drop_holders(|key, holder| *key == held.key && holder.grant == held.grant);
         if was_held {
             self.push(id, freed);
         }
         was_held
+    }
+
+    /// Leaves a lock to its time to live, which begins anew.
+    fn keep(&mut self, held: &Held, now: Instant) -> bool {
+        let mut holders = self.locks.get_mut(&held.key).into_iter().flat_map(|lock| &mut lock.holders);
+        let holder = holders.find(|holder| holder.grant == held.grant);
+        holder.map(|holder| (holder.session, holder.confirmed) = (NOBODY, now)).is_some()
     }
 
     /// Tells every other session that waits for the key.
@@ -320,7 +333,7 @@ impl Server {
             .map(|(key, holder)| Held { key, grant: holder.grant })
             .collect();
         for held in held {
-            self.release(id, &Return { held, is_clean: false });
+            self.release(id, &Return { held, is_clean: false, is_kept: false });
         }
         self.close(id);
     }

@@ -25,7 +25,8 @@ fn ask(name: &str) -> Ask {
         name: name.into(),
         mode: Mode::Exclusive,
         ttl: TTL,
-        is_section: false,
+        kind: Kind::Lease,
+        waits: true,
         is_fenced: false,
         register: false,
     }
@@ -44,7 +45,7 @@ fn asking(asks: impl IntoIterator<Item = Ask>) -> Exchange<Held> {
 }
 
 fn clean(held: Held) -> Return<Held> {
-    Return { held, is_clean: true }
+    Return { held, is_clean: true, is_kept: false }
 }
 
 fn releasing(held: &Held) -> Exchange<Held> {

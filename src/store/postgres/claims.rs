@@ -139,7 +139,7 @@ impl Claims {
                     };
                     let (key, mode, intends) = (ask.key, ask.mode, self.intends(ask.key));
                     let number = (ask.is_fenced && !has_term).then(|| next(&mut self.number));
-                    let is_section = ask.is_section;
+                    let is_section = ask.is_section();
                     let take = Take { key, mode, waiting, is_section, number, joins, intends };
                     takes.push((vec![n], take));
                 }

@@ -301,7 +301,7 @@ impl Look {
 
 impl Release {
     fn of(lease: &Return<Held>) -> Self {
-        let Return { held, is_clean } = *lease;
+        let Return { held, is_clean, is_kept: _ } = *lease;
         let Held { key, mode, is_section, .. } = held;
         Self { key, mode, is_unlocked: false, is_clean, is_section }
     }
@@ -541,7 +541,7 @@ impl Session for PgSession {
             releases: self
                 .claims
                 .all_held()
-                .map(|held| Release::of(&Return { held, is_clean: false }))
+                .map(|held| Release::of(&Return { held, is_clean: false, is_kept: false }))
                 .collect(),
             withdrawals: self.claims.all_waited_for().collect(),
             intents: self.claims.all_intents().collect(),
