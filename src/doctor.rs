@@ -43,5 +43,7 @@ pub async fn diagnose(url: &str, options: &Options) -> Result<Diagnosis, Error> 
         Location::Directory(dir) => file::examine(&dir, options).await,
         #[cfg(feature = "postgres")]
         Location::Postgres(targets) => crate::store::postgres::examine(&targets, options).await,
+        #[cfg(feature = "redis")]
+        Location::Redis(target) => crate::store::redis::examine(&target, options).await,
     })
 }

@@ -50,12 +50,12 @@ pub enum Error {
 pub enum UrlError {
     /// There is no scheme before the first colon.
     #[error(
-        "the store's URL has no scheme: write file:/var/lib/my-app/leases, or postgres://user@host/database"
+        "the store's URL has no scheme: write file:/var/lib/my-app/leases, postgres://user@host/database, or redis://host"
     )]
     NoScheme,
     /// The scheme is not one of a known store.
     #[error(
-        "there is no store for {scheme:?} URLs: write file:/var/lib/my-app/leases, or postgres://user@host/database"
+        "there is no store for {scheme:?} URLs: write file:/var/lib/my-app/leases, postgres://user@host/database, or redis://host"
     )]
     UnknownScheme {
         /// What stands before the first colon.
@@ -72,6 +72,12 @@ pub enum UrlError {
     /// A `postgres:` URL cannot be read.
     #[error("the URL of the PostgreSQL server cannot be used: {remedy}")]
     Postgres {
+        /// What to change.
+        remedy: String,
+    },
+    /// A `redis:` URL cannot be read.
+    #[error("the URL of the Redis server cannot be used: {remedy}")]
+    Redis {
         /// What to change.
         remedy: String,
     },
@@ -94,7 +100,7 @@ pub enum UrlError {
 /// What to change, where that is the same whatever the details.
 mod remedy {
     pub(super) const LOGIN: &str =
-        "check the user, the password, pg_hba.conf, and that the user may connect to the database";
+        "check the user and the password; on PostgreSQL pg_hba.conf, too, and that the user may connect to the database";
     pub(super) const DATABASE: &str = "create it, or correct its name in the URL";
     pub(super) const TLS: &str = "check the server's certificate, the sslmode and sslrootcert of the URL, and leasehold's feature \"tls\"";
     pub(super) const POOLER: &str = "connect to the server itself, or to a pool with pool_mode = session";
@@ -104,6 +110,15 @@ mod remedy {
         "leave room for one, or set trust_affinity where there is certainly no pooler in transaction mode";
     pub(super) const REPLICA: &str = "connect to the primary, such as by a host name that follows it";
     pub(super) const UNSUPPORTED: &str = "use a PostgreSQL server";
+    pub(super) const EVICTS: &str = "set its maxmemory-policy to noeviction, or give leases a server of their own";
+    pub(super) const TOO_OLD: &str = "use Redis 7.0 or newer, or Valkey";
+    pub(super) const fn cluster(is_cluster: bool) -> &'static str {
+        if is_cluster {
+            "write redis+cluster:// (rediss+cluster:// for TLS), with some nodes of it"
+        } else {
+            "write redis:// (rediss:// for TLS)"
+        }
+    }
     pub(super) const LOCAL_DISK: &str = "use a directory on a local disk";
 }
 
@@ -178,6 +193,27 @@ pub enum ConnectError {
         /// What gave it away.
         reason: String,
     },
+    /// A Redis server deletes keys, leases among them, when its memory is full.
+    #[error("the server evicts keys, leases among them, when its memory is full (maxmemory-policy {policy}): {}", remedy::EVICTS)]
+    Evicts {
+        /// The policy that it has.
+        policy: String,
+    },
+    /// A Redis server is too old.
+    #[error("the server is too old (version {version}): {}", remedy::TOO_OLD)]
+    TooOld {
+        /// What it calls itself.
+        version: String,
+    },
+    /// A Redis server is a node of a cluster, and the URL is not that of one; or the other way round.
+    #[error(
+        "the server is {} cluster: {}",
+        if *is_cluster { "a node of a" } else { "not a node of any" }, remedy::cluster(*is_cluster)
+    )]
+    Cluster {
+        /// It is.
+        is_cluster: bool,
+    },
     /// The directory of the file store cannot be used.
     #[error("cannot use the directory {}: {remedy}", path.display())]
     Directory {
@@ -210,6 +246,9 @@ impl ConnectError {
             Self::NoSecondConnection { .. } => remedy::SECOND_CONNECTION,
             Self::Replica => remedy::REPLICA,
             Self::Unsupported { .. } => remedy::UNSUPPORTED,
+            Self::Evicts { .. } => remedy::EVICTS,
+            Self::TooOld { .. } => remedy::TOO_OLD,
+            Self::Cluster { is_cluster } => remedy::cluster(*is_cluster),
             Self::Directory { remedy, .. } => remedy,
             Self::NetworkFileSystem { .. } => remedy::LOCAL_DISK,
             // What is to be done depends on the reason, which says it where it is known.
@@ -224,7 +263,11 @@ impl ConnectError {
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Pooler { .. } | Self::Unsupported { .. } => true,
+            Self::Pooler { .. }
+            | Self::Unsupported { .. }
+            | Self::Evicts { .. }
+            | Self::TooOld { .. }
+            | Self::Cluster { .. } => true,
             Self::NoHost { tried } => tried.iter().all(|(_, error)| error.is_permanent()),
             _ => false,
         }

@@ -94,6 +94,8 @@ mod observe;
 mod options;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod sabotage;
 mod scope;
 #[cfg(test)]

@@ -30,6 +30,8 @@ use crate::scope::{Scope, ScopedName};
 use crate::store::file::FileStore;
 #[cfg(feature = "postgres")]
 use crate::store::postgres::PgStore;
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisStore;
 use crate::store::{Location, Message, Store};
 use crate::turns::Turns;
 use crate::watch::StateWatch;
@@ -86,6 +88,9 @@ impl Locker {
     ///   `postgres://a,b:5433,c/database`. They are tried in turn, each for its share of the query timeout, until one
     ///   is a primary; after a failover the others are found without a restart. They must be one primary and its
     ///   replicas: several writable servers are several stores.
+    /// * `redis://user:password@host:6379/0` is a Redis or Valkey server, `rediss://` one with TLS, and
+    ///   `redis+cluster://host:6379,host:6379` (`rediss+cluster://`) a cluster of which some nodes are named. Behind a question
+    ///   mark `layout=wakuwaku` and `wait_for_replicas=1` are as in `leasehold::redis::Target`. It needs the feature `redis`.
     /// * `file:PATH` is a directory on a local disk, absolute or relative to the working directory: for everything on
     ///   one host.
     ///
@@ -132,6 +137,8 @@ impl Locker {
                 options.validate()?;
                 Self::on_thread(PgStore::new(&targets, &options), options)
             }
+            #[cfg(feature = "redis")]
+            Location::Redis(target) => Self::redis(target, options),
         }
     }
 
@@ -185,6 +192,35 @@ impl Locker {
     ) -> Result<Self, Error> {
         options.validate()?;
         Self::on_thread(PgStore::new([&*target.into()], &options), options)
+    }
+
+    /// Makes a Locker over a Redis or Valkey server, or a cluster. No I/O: the driver connects when the first run asks, and
+    /// then as often as it has to.
+    ///
+    /// The Locker opens one connection of its own, in a cluster one for each node, for as long as it lives: a client hands
+    /// over where the server is, and none of its connections. A lease is a key with a time to live. What that means, and
+    /// what a failover of the server can do, is told in [`leasehold::redis`](crate::redis).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> anyhow::Result<()> {
+    /// use leasehold::{Locker, Options};
+    ///
+    /// let client = redis::Client::open("redis://cache.internal/0")?;
+    /// let locker = Locker::redis(client, Options::default())?;
+    /// let guard = locker.lock("invoice:42").lock().await?;
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn redis(target: impl Into<crate::redis::Target>, options: Options) -> Result<Self, Error> {
+        options.validate()?;
+        Self::on_thread(RedisStore::new(target.into(), &options), options)
     }
 
     /// Makes a Locker over a store in memory, for tests.

@@ -8,7 +8,9 @@ pub(crate) mod file;
 pub(crate) mod memory;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
-#[cfg_attr(not(any(unix, feature = "postgres")), expect(dead_code, reason = "for stores that send text"))]
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+#[cfg_attr(not(any(unix, feature = "postgres", feature = "redis")), expect(dead_code, reason = "for stores that send text"))]
 mod text;
 
 use std::future::Future;
@@ -26,6 +28,8 @@ pub(crate) enum Location {
     Directory(std::path::PathBuf),
     #[cfg(feature = "postgres")]
     Postgres(Vec<sqlx::postgres::PgConnectOptions>),
+    #[cfg(feature = "redis")]
+    Redis(crate::redis::Target),
 }
 
 impl Location {
@@ -38,6 +42,12 @@ impl Location {
             #[cfg(not(feature = "postgres"))]
             "postgres" | "postgresql" => {
                 Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "postgres" })
+            }
+            #[cfg(feature = "redis")]
+            scheme if redis::is_ours(scheme) => Ok(Self::Redis(redis::target_of_url(url)?)),
+            #[cfg(not(feature = "redis"))]
+            "redis" | "rediss" | "redis+cluster" | "rediss+cluster" | "valkey" | "valkeys" => {
+                Err(UrlError::FeatureOff { scheme: scheme.to_owned(), feature: "redis" })
             }
             // What stands before the first colon of something that is no URL may be a secret, or a drive letter.
             _ if !is_scheme(scheme) => Err(UrlError::NoScheme),

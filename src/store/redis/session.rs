@@ -1,0 +1,618 @@
+//! One session: the grants that it has, and the connection that it has them by, for now.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use redis::{Cmd, PushKind, Script, Value, cmd};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::checks::{self, Found};
+use super::grant::{self, Held, Token};
+use super::keys::{self, Keys, Shared};
+use super::link::{Link, Reply};
+use super::refusal::{self, Meaning, Refusal};
+use super::{Common, ENFORCEMENT, wire};
+use crate::clock;
+use crate::error::{ConnectError, LossCause};
+use crate::fence::FencingToken;
+use crate::name::Key;
+use crate::store::{
+    Answer, Ask, Call, Enforcement, Event, Exchange, Exchanged, Freed, Holder, Message, Minted, Mode, Presence,
+    Return, Seen, Session, text,
+};
+
+/// How long it waits before it connects again, at first and at the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// How many keys the server looks at before others have their turn.
+const KEYS_AT_ONCE: usize = 1_000;
+
+pub(crate) struct RedisSession {
+    common: Arc<Common>,
+    /// None while there is no connection.
+    link: Option<Link>,
+    /// Tells it from all others.
+    id: String,
+    /// How it shows that it waits.
+    member: String,
+    found: Found,
+    shortfalls: Vec<String>,
+    rng: StdRng,
+    /// What it has, or has asked for and may have.
+    grants: HashMap<Token, Held>,
+    waiting: HashMap<Key, Arc<Keys>>,
+    /// Asked for, given up or given back, and perhaps still on its way to the server: until then.
+    doubts: Vec<(Held, Instant)>,
+    /// The connection was lost meanwhile, and that was not told yet.
+    is_interrupted: bool,
+}
+
+/// The replies to one batch.
+struct Replies {
+    replies: Vec<Reply>,
+    /// Some commands were sent more than once: those that were carried out may look as if others had been quicker.
+    is_repeated: bool,
+    /// And the server was the same one all the while, and lost nothing.
+    is_same_server: bool,
+}
+
+impl RedisSession {
+    /// Connects, looks whether the server can be trusted, and undoes what earlier sessions left behind.
+    pub(super) async fn open(common: Arc<Common>) -> Result<Self, ConnectError> {
+        let mut rng: StdRng = rand::make_rng();
+        let id = format!("{:016x}", rng.random::<u64>());
+        let member = grant::member(&common.config.identity, &id);
+        let mut session = Self {
+            common,
+            link: None,
+            id,
+            member,
+            found: Found::default(),
+            shortfalls: Vec::new(),
+            rng,
+            grants: HashMap::new(),
+            waiting: HashMap::new(),
+            doubts: Vec::new(),
+            is_interrupted: false,
+        };
+        session.reopen().await?;
+        for shortfall in &session.shortfalls {
+            warn!(identity = %session.common.config.identity, shortfall, "the store does less than it could");
+        }
+        session.undo_leftovers().await?;
+        Ok(session)
+    }
+
+    /// Connects anew; the grants stay what they are.
+    async fn reopen(&mut self) -> Result<(), ConnectError> {
+        let Common { config, scripts, .. } = &*self.common;
+        let mut link = Link::open(&config.target.place, config.query_timeout).await?;
+        let found = checks::look(&mut link).await?;
+        found.judge(link.is_cluster())?;
+        let mut shortfalls = found.shortfalls();
+        link.load(scripts.all()).await.map_err(|error| refusal::of_connect(&error))?;
+        let database = self.common.database();
+        let channels = [keys::channel(database), keys::own_channel(database, &self.id)];
+        if let Err(error) = link.subscribe(&channels).await {
+            match refusal::of_connect(&error) {
+                ConnectError::Authentication { reason } => shortfalls.push(format!(
+                    "releases are not pushed ({reason}): standbys notice them at their next poll; grant the user the \
+                     channels leasehold:*"
+                )),
+                other => return Err(other),
+            }
+        }
+        let mut name = cmd("CLIENT");
+        name.arg("SETNAME").arg(format!("leasehold/{}", config.identity));
+        // For people only. A cluster's connections are made by its client.
+        if !link.is_cluster() {
+            link.send(&[&name]).await.map_err(|error| refusal::of_connect(&error))?;
+        }
+        (self.link, self.found, self.shortfalls) = (Some(link), found, shortfalls);
+        Ok(())
+    }
+
+    async fn undo_leftovers(&mut self) -> Result<(), ConnectError> {
+        let now = clock::now();
+        self.doubts = std::mem::take(&mut *self.common.leftovers());
+        self.doubts.retain(|(_, until)| now < *until);
+        let undone = self.undoing();
+        if undone.is_empty() {
+            return Ok(());
+        }
+        debug!(grants = undone.len(), "undoes what an earlier session may have left behind");
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let commands: Vec<&Cmd> = undone.iter().collect();
+        let replies = link.send(&commands).await.map_err(|error| refusal::of_connect(&error))?;
+        match replies.into_iter().find_map(Result::err).filter(|it| it.meaning() != Meaning::Foreign) {
+            Some(refusal) => Err(refusal::of_answer(&refusal)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives back what may have arrived in the server after all.
+    fn undoing(&mut self) -> Vec<Cmd> {
+        let (now, grants) = (clock::now(), &self.grants);
+        self.doubts.retain(|(_, until)| now < *until);
+        let given_up = self.doubts.iter().filter(|(held, _)| !grants.contains_key(&held.token));
+        given_up.map(|(held, _)| self.releasing(held, false)).collect()
+    }
+
+    /// Sends a batch until every command has its reply, over as many connections as it takes. `is_write`: until the server
+    /// can write, too.
+    async fn carry_out(&mut self, commands: &[Cmd], is_write: bool) -> Replies {
+        let mut replies: Vec<Option<Reply>> = vec![None; commands.len()];
+        let run = self.found.run.clone();
+        let (mut pause, mut is_repeated) = (PAUSES.0, false);
+        loop {
+            let pending: Vec<usize> = (0..commands.len()).filter(|nth| replies[*nth].is_none()).collect();
+            if pending.is_empty() {
+                break;
+            }
+            match self.attempt(commands, &pending, &mut replies, is_write).await {
+                Ok(()) => continue,
+                Err(reason) => debug!(reason, "asks again"),
+            }
+            is_repeated = true;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        let is_same_server = run.is_some() && run == self.found.run;
+        Replies { replies: replies.into_iter().flatten().collect(), is_repeated, is_same_server }
+    }
+
+    /// One attempt at those that have no reply yet. The reason for another one, after a pause.
+    async fn attempt(
+        &mut self,
+        commands: &[Cmd],
+        pending: &[usize],
+        replies: &mut [Option<Reply>],
+        is_write: bool,
+    ) -> Result<(), String> {
+        if self.link.is_none() {
+            self.reopen().await.map_err(|error| error.to_string())?;
+        }
+        let Some(link) = &mut self.link else { return Err("no connection".to_owned()) };
+        let sent: Vec<&Cmd> = pending.iter().map(|nth| &commands[*nth]).collect();
+        let answers = match link.send(&sent).await {
+            Ok(answers) => answers,
+            Err(error) => return Err(self.interrupted(&error.to_string())),
+        };
+        let (mut forgotten, mut elsewhere, mut not_now) = (false, None, None);
+        for (nth, reply) in pending.iter().zip(answers) {
+            match reply.as_ref().map_err(|refusal| (refusal.meaning(), refusal.told())) {
+                Err((Meaning::NoScript, _)) => forgotten = true,
+                Err((Meaning::Elsewhere, told)) => elsewhere = Some(told),
+                Err((Meaning::NotNow, told)) if is_write => not_now = Some(told),
+                _ => replies[*nth] = Some(reply),
+            }
+        }
+        if forgotten && let Err(error) = link.load(self.common.scripts.all()).await {
+            return Err(self.interrupted(&error.to_string()));
+        }
+        match (elsewhere, not_now) {
+            (Some(told), _) => Err(self.interrupted(&told)),
+            (None, Some(told)) => Err(told),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn interrupted(&mut self, reason: &str) -> String {
+        // A cluster's connection finds its nodes again by itself.
+        if self.link.as_ref().is_some_and(|link| !link.is_cluster()) {
+            self.link = None;
+        }
+        self.is_interrupted = true;
+        reason.to_owned()
+    }
+
+    fn channel(&self) -> String {
+        keys::channel(self.common.database())
+    }
+
+    fn freed(&self, key: Key, is_clean: bool) -> String {
+        wire::freed(&self.id, Freed { key, is_clean })
+    }
+
+    fn releasing(&self, held: &Held, is_clean: bool) -> Cmd {
+        let scripts = &self.common.scripts;
+        let Keys { holder, queue, shared, .. } = &*held.keys;
+        let (script, first) = match shared {
+            Some(Shared { readers, .. }) if held.is_read => (&scripts.release_read, readers),
+            _ => (&scripts.release, holder),
+        };
+        let keys = [first].into_iter().chain(queue);
+        let mut command = calling(script, keys);
+        command.arg(&*held.value).arg(self.channel()).arg(self.freed(held.key, is_clean));
+        command
+    }
+
+    fn extending(&self, held: &Held) -> Cmd {
+        let scripts = &self.common.scripts;
+        let (script, key) = match &held.keys.shared {
+            Some(Shared { readers, .. }) if held.is_read => (&scripts.extend_read, readers),
+            _ => (&scripts.extend, &held.keys.holder),
+        };
+        let mut command = calling(script, [key]);
+        command.arg(&*held.value).arg(held.ttl);
+        command
+    }
+
+    fn withdrawing(&self, key: Key, keys: &Keys) -> Option<Cmd> {
+        let intents = keys.shared.iter().map(|shared| &shared.intents);
+        let mut command = calling(&self.common.scripts.withdraw, keys.queue.iter().chain(intents));
+        command.arg(&self.member).arg(self.channel()).arg(self.freed(key, false));
+        keys.queue.is_some().then_some(command)
+    }
+
+    fn asking(&self, ask: &Ask, held: &Held) -> Cmd {
+        let scripts = &self.common.scripts;
+        let life = grant::whole_millis(self.common.config.waiting);
+        let Keys { holder, queue, shared, .. } = &*held.keys;
+        match (queue, shared) {
+            (Some(queue), Some(Shared { readers, intents })) => {
+                let script = if ask.mode == Mode::Read { &scripts.read } else { &scripts.write };
+                let waits = match (ask.waits, ask.mode) {
+                    (false, _) => 0,
+                    (true, Mode::Read | Mode::Exclusive) => 1,
+                    (true, Mode::Write) => 2,
+                };
+                let mut command = calling(script, [holder, queue, readers, intents]);
+                command.arg(&*held.value).arg(held.ttl).arg(&self.member).arg(life).arg(waits);
+                command
+            }
+            (Some(queue), None) if ask.waits => {
+                let mut command = calling(&scripts.acquire, [holder, queue]);
+                command.arg(&*held.value).arg(held.ttl).arg(&self.member).arg(life);
+                command
+            }
+            _ => {
+                let mut command = cmd("SET");
+                command.arg(&**holder).arg(&*held.value).arg("NX").arg("PX").arg(held.ttl).arg("GET");
+                command
+            }
+        }
+    }
+
+    /// A grant to be, noted before anything is sent.
+    fn prepare(&mut self, ask: &Ask) -> Result<Held, String> {
+        let config = &self.common.config;
+        let keys = match self.waiting.get(&ask.key) {
+            Some(keys) => Arc::clone(keys),
+            None => Arc::new(Keys::of(config.target.layout, ask.kind, &ask.name)?),
+        };
+        let who = (self.id.as_str(), config.identity.as_str());
+        let held = Held::new(ask.key, keys, ask.mode, ask.ttl, who, &mut self.rng);
+        self.grants.insert(held.token, held.clone());
+        Ok(held)
+    }
+
+    fn answer(&mut self, ask: &Ask, held: Held, reply: Reply) -> Answer<Held> {
+        let refused = match reply {
+            Ok(Value::Nil) => None,
+            // Ours already, by an earlier attempt.
+            Ok(Value::BulkString(by)) if by == held.value.as_bytes() => None,
+            Ok(Value::BulkString(by)) if grant::is_ours(&by) || held.keys.is_others => {
+                Some(Answer::Busy { registered: ask.waits })
+            }
+            Ok(_) => Some(Answer::Failed(foreign(&held.keys))),
+            Err(refusal) if refusal.meaning() == Meaning::Foreign => {
+                Some(Answer::Failed(foreign(&held.keys)))
+            }
+            Err(refusal) => Some(Answer::Failed(refusal.told())),
+        };
+        match refused {
+            None => {
+                self.waiting.remove(&ask.key);
+                Answer::Granted(held)
+            }
+            Some(refused) => {
+                self.grants.remove(&held.token);
+                if matches!(refused, Answer::Busy { registered: true }) {
+                    self.waiting.insert(ask.key, held.keys);
+                }
+                refused
+            }
+        }
+    }
+
+    /// Undoes grants that the replicas did not acknowledge.
+    async fn undo(&mut self, answers: &mut [Answer<Held>], acknowledged: i64) {
+        let wanted = self.common.config.target.replicas;
+        let why = format!(
+            "{acknowledged} of {wanted} replicas acknowledged the grant in time, so it was undone: look at the replication,              or ask for fewer"
+        );
+        let mut undone = Vec::new();
+        for answer in answers {
+            if let Answer::Granted(held) = answer {
+                undone.push(held.clone());
+                *answer = Answer::Failed(why.clone());
+            }
+        }
+        let commands: Vec<Cmd> = undone.iter().map(|held| self.releasing(held, false)).collect();
+        self.carry_out(&commands, true).await;
+        for held in &undone {
+            self.grants.remove(&held.token);
+        }
+    }
+
+    /// The keys of leaders, as far as the server can be searched in the time.
+    async fn leaders(&mut self, until: Instant) -> Vec<(Key, String, Holder)> {
+        let mut leaders = Vec::new();
+        let mut cursor = b"0".to_vec();
+        while clock::now() < until {
+            let mut scan = cmd("SCAN");
+            scan.arg(cursor.as_slice()).arg("MATCH").arg(keys::LEADERS).arg("COUNT").arg(KEYS_AT_ONCE);
+            let Some(Ok(Value::Array(page))) = self.carry_out(&[scan], false).await.replies.pop() else { break };
+            let Ok([Value::BulkString(next), Value::Array(found)]) = <[Value; 2]>::try_from(page) else { break };
+            let found = found.into_iter().filter_map(|key| match key {
+                Value::BulkString(key) => keys::read_leader(&key).map(|read| (read, key)),
+                _ => None,
+            });
+            let found: Vec<_> = found.collect();
+            let ask = |(_, key): &(Key, Vec<u8>)| calling(&self.common.scripts.who, [key]);
+            let asks: Vec<Cmd> = found.iter().map(ask).collect();
+            for ((key, _), told) in found.iter().zip(self.carry_out(&asks, false).await.replies) {
+                leaders.extend(told.ok().and_then(grant::holder).map(|(session, who)| (*key, session, who)));
+            }
+            if next == b"0" {
+                break;
+            }
+            cursor = next;
+        }
+        leaders
+    }
+
+    /// Those that listen.
+    async fn sessions(&mut self) -> Vec<String> {
+        let prefix = keys::own_channel(self.common.database(), "");
+        let mut channels = cmd("PUBSUB");
+        channels.arg("CHANNELS").arg(format!("{prefix}*"));
+        let Some(Ok(Value::Array(found))) = self.carry_out(&[channels], false).await.replies.pop() else {
+            return Vec::new();
+        };
+        let session = |channel: Value| match channel {
+            Value::BulkString(channel) => {
+                String::from_utf8(channel).ok()?.strip_prefix(&prefix).map(str::to_owned)
+            }
+            _ => None,
+        };
+        found.into_iter().filter_map(session).collect()
+    }
+}
+
+fn calling<'a>(script: &Script, keys: impl IntoIterator<Item = &'a Vec<u8>>) -> Cmd {
+    let keys: Vec<&Vec<u8>> = keys.into_iter().collect();
+    let mut command = cmd("EVALSHA");
+    command.arg(script.get_hash()).arg(keys.len());
+    for key in keys {
+        command.arg(&**key);
+    }
+    command
+}
+
+fn foreign(keys: &Keys) -> String {
+    format!(
+        "the key {:?} has something that leasehold did not write: use another name, or another database",
+        String::from_utf8_lossy(&keys.holder)
+    )
+}
+
+impl Session for RedisSession {
+    type Held = Held;
+
+    fn enforcement(&self) -> Enforcement {
+        ENFORCEMENT
+    }
+
+    fn shortfalls(&self) -> Vec<String> {
+        self.shortfalls.clone()
+    }
+
+    fn address(&self) -> String {
+        self.common.config.target.place.to_string()
+    }
+
+    async fn exchange(&mut self, exchange: &Exchange<Held>) -> Result<Exchanged<Held>, LossCause> {
+        let Exchange { releases, withdrawals, asks } = exchange;
+        let mut commands: Vec<Cmd> = Vec::with_capacity(releases.len() + withdrawals.len() + asks.len());
+        for Return { held, is_clean, is_kept } in releases {
+            commands.push(if *is_kept { self.extending(held) } else { self.releasing(held, *is_clean) });
+        }
+        let prepared: Vec<Result<Held, String>> = asks.iter().map(|ask| self.prepare(ask)).collect();
+        // After the releases: their replies come first, those of the asks next.
+        for (ask, held) in asks.iter().zip(&prepared) {
+            if let Ok(held) = held {
+                commands.push(self.asking(ask, held));
+            }
+        }
+        let replicas = self.common.config.target.replicas;
+        let waits_for_replicas = replicas > 0 && prepared.iter().any(Result::is_ok);
+        if waits_for_replicas {
+            let limit = grant::whole_millis(self.common.config.query_timeout / 2);
+            let mut wait = cmd("WAIT");
+            wait.arg(replicas).arg(limit);
+            commands.push(wait);
+        }
+        // Before them, in the order that the seam asks for; nobody looks at what comes of these.
+        let gone = withdrawals.iter().filter_map(|key| Some((*key, self.waiting.remove(key)?)));
+        let gone: Vec<(Key, Arc<Keys>)> = gone.collect();
+        let mut first: Vec<Cmd> = gone.iter().filter_map(|(key, keys)| self.withdrawing(*key, keys)).collect();
+        first.extend(self.undoing());
+        let others = first.len();
+        first.append(&mut commands);
+
+        let Replies { mut replies, is_repeated, is_same_server } = self.carry_out(&first, false).await;
+        let acknowledged = waits_for_replicas.then(|| match replies.pop() {
+            Some(Ok(Value::Int(count))) => count,
+            _ => 0,
+        });
+        if is_repeated {
+            let until = clock::now() + self.common.config.ttl;
+            self.doubts.extend(prepared.iter().flatten().map(|held| (held.clone(), until)));
+        }
+        let mut replies = replies.into_iter().skip(others);
+        let mut released = Vec::with_capacity(releases.len());
+        for Return { held, .. } in releases {
+            self.grants.remove(&held.token);
+            // A release that was sent again finds nothing where it was carried out before.
+            let is_done = replies.next().is_some_and(|reply| reply == Ok(Value::Int(1)));
+            released.push(is_done || is_repeated && is_same_server);
+        }
+        let mut answers = Vec::with_capacity(asks.len());
+        for (ask, held) in asks.iter().zip(prepared) {
+            answers.push(match held {
+                Ok(held) => match replies.next() {
+                    Some(reply) => self.answer(ask, held, reply),
+                    None => Answer::Failed("the server did not answer".to_owned()),
+                },
+                Err(why) => Answer::Failed(why),
+            });
+        }
+        if let Some(acknowledged) = acknowledged.filter(|count| *count < i64::from(replicas)) {
+            self.undo(&mut answers, acknowledged).await;
+        }
+        Ok(Exchanged { released, answers })
+    }
+
+    async fn heartbeat(&mut self, held: &[Held]) -> Result<Vec<bool>, LossCause> {
+        let mut commands: Vec<Cmd> = held.iter().map(|held| self.extending(held)).collect();
+        commands.extend(self.undoing());
+        if commands.is_empty() {
+            commands.push(cmd("PING"));
+        }
+        let replies = self.carry_out(&commands, true).await.replies;
+        let is_ours = |reply: Reply| reply == Ok(Value::Int(1));
+        let ours: Vec<bool> = replies.into_iter().map(is_ours).take(held.len()).collect();
+        for (held, _) in held.iter().zip(&ours).filter(|(_, ours)| !**ours) {
+            self.grants.remove(&held.token);
+        }
+        Ok(ours)
+    }
+
+    async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
+        // The token first: if the lease is ours afterwards, it was when the token was made.
+        let mut mint = cmd("EVALSHA");
+        mint.arg(self.common.scripts.mint.get_hash()).arg(1).arg(keys::counter(held.key));
+        let mut replies = self.carry_out(&[mint], false).await.replies;
+        let token = match replies.pop() {
+            Some(Ok(Value::BulkString(token))) => {
+                let token = String::from_utf8(token).ok().and_then(|token| token.parse::<u64>().ok());
+                token.and_then(|token| FencingToken::try_from(token).ok())
+            }
+            Some(Err(refusal)) => return Ok(Minted::Failed(refusal.told())),
+            _ => None,
+        };
+        let extending = self.extending(held);
+        let is_ours = self.carry_out(&[extending], false).await.replies.pop();
+        Ok(match (is_ours, token) {
+            (Some(Ok(Value::Int(1))), Some(token)) => Minted::Token(token),
+            (Some(Ok(Value::Int(1))), None) => Minted::Failed("the counter of tokens has no number".to_owned()),
+            (Some(Err(refusal)), _) if refusal.meaning() != Meaning::Foreign => Minted::Failed(refusal.told()),
+            _ => Minted::Gone,
+        })
+    }
+
+    async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {
+        let database = self.common.database();
+        let (channel, message) = match message {
+            Message::StepDown(_) => (self.channel(), message),
+            Message::RollCall(call) => {
+                (self.channel(), Message::RollCall(Call { reply_to: self.id.clone(), ..call }))
+            }
+            Message::Present(presence) => {
+                let channel = keys::own_channel(database, &presence.call.reply_to);
+                (channel, Message::Present(Presence { session: self.id.clone(), ..presence }))
+            }
+        };
+        let telling = |text: String| {
+            let mut command = cmd("PUBLISH");
+            command.arg(channel.as_str()).arg(text);
+            command
+        };
+        let commands: Vec<Cmd> = text::write(&message, wire::LIMIT).into_iter().map(telling).collect();
+        let replies = self.carry_out(&commands, false).await.replies;
+        let refused: Option<Refusal> = replies.into_iter().find_map(Result::err);
+        if let Some(refusal) = &refused {
+            warn!(reason = refusal.told(), "a message could not be sent");
+        }
+        Ok(refused.is_none())
+    }
+
+    async fn holders(&mut self, keys: &[Key]) -> Result<Vec<Option<Holder>>, LossCause> {
+        let (mut commands, mut asked) = (Vec::new(), Vec::new());
+        for (nth, key) in keys.iter().enumerate() {
+            // Only those who wait ask.
+            if let Some(keys) = self.waiting.get(key) {
+                let readers = keys.shared.iter().map(|shared| &shared.readers);
+                commands.push(calling(&self.common.scripts.who, [&keys.holder].into_iter().chain(readers)));
+                asked.push(nth);
+            }
+        }
+        let mut holders = vec![None; keys.len()];
+        let replies = self.carry_out(&commands, false).await.replies;
+        for (nth, told) in asked.into_iter().zip(replies) {
+            holders[nth] = told.ok().and_then(grant::holder).map(|(_, holder)| holder);
+        }
+        Ok(holders)
+    }
+
+    async fn survey(&mut self) -> Result<Option<Vec<Seen>>, LossCause> {
+        let until = clock::now() + self.common.config.query_timeout / 2;
+        let listening = |session| Seen { session, answers: true, ..Seen::default() };
+        let mut all: Vec<Seen> = self.sessions().await.into_iter().map(listening).collect();
+        // A cluster is not searched: each node has a part of the keys.
+        if self.link.as_ref().is_some_and(|link| !link.is_cluster()) {
+            for (key, session, who) in self.leaders(until).await {
+                match all.iter_mut().find(|seen| seen.session == session) {
+                    Some(seen) => {
+                        seen.who = who;
+                        seen.holds.push(key);
+                    }
+                    None => all.push(Seen { session, who, holds: vec![key], ..Seen::default() }),
+                }
+            }
+        }
+        Ok(Some(all))
+    }
+
+    async fn event(&mut self) -> Event {
+        if std::mem::take(&mut self.is_interrupted) {
+            return Event::Interrupted;
+        }
+        // Without a connection there is nothing to be told; the next statement makes one.
+        let Some(link) = &mut self.link else { return std::future::pending().await };
+        match link.pushes.recv().await {
+            Some(push) if push.kind == PushKind::Message => wire::event(push, &self.id),
+            Some(push) if push.kind != PushKind::Disconnection => Event::Ignored,
+            Some(_) | None => {
+                self.interrupted("the connection was closed");
+                std::mem::take(&mut self.is_interrupted);
+                Event::Interrupted
+            }
+        }
+    }
+
+    async fn end(mut self) {
+        let left: Vec<Cmd> = self.grants.values().map(|held| self.releasing(held, false)).collect();
+        let queued: Vec<Cmd> =
+            self.waiting.iter().filter_map(|(key, keys)| self.withdrawing(*key, keys)).collect();
+        let commands: Vec<Cmd> = left.into_iter().chain(queued).chain(self.undoing()).collect();
+        self.carry_out(&commands, false).await;
+        self.grants.clear();
+        self.doubts.clear();
+    }
+}
+
+/// What it had is undone by the next session, or goes when its time has come.
+impl Drop for RedisSession {
+    fn drop(&mut self) {
+        let until = clock::now() + self.common.config.ttl;
+        let grants = self.grants.drain().map(|(_, held)| (held, until));
+        self.common.leftovers().extend(grants.chain(self.doubts.drain(..)));
+    }
+}
