@@ -39,7 +39,9 @@ mod track;
 #[path = "../../tests/it/support"]
 #[allow(dead_code, unused_imports, reason = "the tests use all of it")]
 mod support {
+    mod kept;
     pub(crate) mod postgres;
+    mod programs;
     mod wait;
 
     pub(crate) use self::wait::{eventually, now, until};

@@ -29,7 +29,9 @@ mod stage;
     reason = "the tests use all of it"
 )]
 mod support {
+    mod kept;
     pub(crate) mod postgres;
+    mod programs;
     mod wait;
 
     pub(crate) use self::wait::{eventually, now, until};

@@ -76,6 +76,10 @@ mod postgres_store;
 mod postgres_xact;
 #[cfg(unix)]
 mod processes;
+#[cfg(all(unix, feature = "redis"))]
+mod redis_facts;
+#[cfg(all(unix, feature = "redis"))]
+mod redis_kit;
 mod rw_locks;
 mod support;
 mod telemetry;

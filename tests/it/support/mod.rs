@@ -2,11 +2,19 @@
 
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 pub(crate) mod command;
+#[cfg(all(unix, any(feature = "postgres", feature = "redis")))]
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "the servers of PostgreSQL use all of it"))]
+mod kept;
 pub(crate) mod log;
 pub(crate) mod member;
 #[cfg(all(unix, feature = "postgres"))]
 pub(crate) mod postgres;
+#[cfg(all(unix, any(feature = "postgres", feature = "redis")))]
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "the servers of PostgreSQL use all of it"))]
+mod programs;
 pub(crate) mod recorder;
+#[cfg(all(unix, feature = "redis"))]
+pub(crate) mod redis;
 #[cfg(unix)]
 pub(crate) mod replica;
 pub(crate) mod stage;

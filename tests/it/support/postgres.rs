@@ -2,7 +2,7 @@
 //!
 //! A [`Cluster`] is a real server on a free port of the loopback interface, with its socket and data in a temporary
 //! folder. It is gone at the end of the test: when it is dropped, in a panic as well; and when the test process is
-//! killed, since the server has a keeper that waits for the end of a pipe to it (see `kept.rs`). What stays then, is
+//! killed, since the server has a keeper that waits for the end of a pipe to it (see `../kept.rs`). What stays then, is
 //! the folder of a server that had been stopped.
 //!
 //! What needs no power over the server uses a [`Database`]: one of a server of its own, or, if the variable
@@ -11,15 +11,12 @@
 mod admin;
 mod bouncer;
 mod host;
-mod kept;
-mod programs;
 mod proxy;
 mod stall;
 #[cfg(target_os = "linux")]
 mod traced;
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -34,12 +31,13 @@ use tempfile::TempDir;
 pub(crate) use self::admin::{Admin, Rows};
 pub(crate) use self::bouncer::{Mode as PoolMode, PgBouncer};
 pub(crate) use self::host::RemoteHost;
-pub(crate) use self::kept::ServerLog;
-use self::kept::{Kept, send};
 pub(crate) use self::proxy::Proxy;
 pub(crate) use self::stall::Stall;
 #[cfg(target_os = "linux")]
 pub(crate) use self::traced::Traced;
+pub(crate) use super::kept::ServerLog;
+use super::kept::{self, Kept, send};
+use super::programs::{self, free_port};
 
 const READY: &str = "database system is ready to accept";
 /// The last line of a server that could not start.
@@ -98,11 +96,7 @@ impl Cluster {
         let dir = Self::folder(Login::Trust);
         // Where a server looks for them.
         let (key, certificate) = (dir.path().join("data/server.key"), dir.path().join("data/server.crt"));
-        let mut made = programs::command("openssl");
-        made.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
-        made.args(["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]);
-        made.args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout"]).arg(key);
-        programs::run(made.arg("-out").arg(certificate));
+        programs::certificate(&key, &certificate);
         Self::on(dir, &["ssl=on"])
     }
 
@@ -413,11 +407,6 @@ impl Admin {
     pub(crate) fn terminate(&self, pid: i32) {
         assert_eq!(self.one::<String>(&format!("SELECT pg_terminate_backend({pid})")), "t", "{pid}");
     }
-}
-
-/// A port that was free just now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().unwrap().port()
 }
 
 /// A folder of the build's own. Cargo names it to tests and benches; for an example it is where they have it.

@@ -7,8 +7,9 @@ use rustix::process::Signal;
 use sqlx::postgres::PgConnectOptions;
 use tempfile::TempDir;
 
-use super::kept::{Kept, ServerLog};
-use super::{Admin, Cluster, free_port, programs};
+use super::super::kept::{Kept, ServerLog};
+use super::super::programs::{self, free_port};
+use super::{Admin, Cluster};
 
 /// For how long a client keeps a server connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,8 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::geteuid;
 
-use super::{Cluster, programs};
+use super::super::programs;
+use super::Cluster;
 
 /// The network for tests of devices (RFC 2544), which nobody uses for anything else: 198.18.0.0/15.
 const NETWORK: &str = "198.18";

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::super::{eventually, until};
-use super::programs;
+use super::{eventually, programs, until};
 
 /// Longest wait for a server to be ready.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +38,21 @@ pub(super) fn pgbouncer() -> PathBuf {
     on_the_path("pgbouncer")
         .or_else(|| beside.into_iter().find(|path| path.is_file()))
         .expect("PgBouncer is not to be found on the PATH or in /usr/sbin: run scripts/install-test-servers")
+}
+
+/// Finds the Redis server: in `LEASEHOLD_TEST_REDIS`, which may be one of Valkey, else on the PATH, else where Homebrew
+/// puts it.
+#[cfg(feature = "redis")]
+pub(super) fn redis() -> PathBuf {
+    if let Some(path) = env::var_os("LEASEHOLD_TEST_REDIS") {
+        assert!(Path::new(&path).is_file(), "LEASEHOLD_TEST_REDIS={} is no program", path.display());
+        return path.into();
+    }
+    let brewed = ["/opt/homebrew/bin", "/usr/local/bin"].map(|dir| Path::new(dir).join("redis-server"));
+    on_the_path("redis-server").or_else(|| brewed.into_iter().find(|path| path.is_file())).expect(
+        "redis-server is not to be found on the PATH: run scripts/install-test-servers, or name the program in \
+         LEASEHOLD_TEST_REDIS",
+    )
 }
 
 fn on_the_path(program: &str) -> Option<PathBuf> {
@@ -89,6 +105,21 @@ pub(super) fn command(program: impl AsRef<OsStr>) -> Command {
         command.uid(user).gid(group);
     }
     command
+}
+
+/// A port that was free just now.
+pub(super) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().unwrap().port()
+}
+
+/// Makes a certificate for `localhost` that is its own authority, and its key, which only the servers' user can read.
+#[cfg(feature = "tls")]
+pub(super) fn certificate(key: &Path, certificate: &Path) {
+    let mut made = command("openssl");
+    made.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
+    made.args(["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]);
+    made.args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout"]).arg(key);
+    run(made.arg("-out").arg(certificate));
 }
 
 /// Runs a command to its end; it must succeed.
