@@ -9,6 +9,8 @@ use tempfile::TempDir;
 
 #[cfg(all(unix, feature = "postgres"))]
 use super::postgres::{Database, Proxy};
+#[cfg(all(unix, feature = "redis"))]
+use super::redis::Server;
 use super::until;
 
 /// A store under test, empty at first.
@@ -20,6 +22,11 @@ pub(crate) enum Stage {
     Expiring(Memory),
     #[cfg(all(unix, feature = "postgres"))]
     Postgres(Box<Postgres>),
+    #[cfg(all(unix, feature = "redis"))]
+    Redis(Box<Server>),
+    /// A cluster of one node.
+    #[cfg(all(unix, feature = "redis"))]
+    Cluster(Box<Server>),
 }
 
 /// A database of the test's own. Its Lockers come through a proxy.
@@ -66,6 +73,10 @@ impl Stage {
             || Self::Expiring(Memory::expiring()),
             #[cfg(all(unix, feature = "postgres"))]
             Self::postgres,
+            #[cfg(all(unix, feature = "redis"))]
+            Self::redis,
+            #[cfg(all(unix, feature = "redis"))]
+            Self::cluster,
         ];
         all.iter().map(|stage| stage())
     }
@@ -76,6 +87,16 @@ impl Stage {
         let target = database.options();
         let proxy = Proxy::to(target.get_host(), target.get_port());
         Self::Postgres(Box::new(Postgres { proxy, database }))
+    }
+
+    #[cfg(all(unix, feature = "redis"))]
+    pub(crate) fn redis() -> Self {
+        Self::Redis(Box::new(Server::start()))
+    }
+
+    #[cfg(all(unix, feature = "redis"))]
+    pub(crate) fn cluster() -> Self {
+        Self::Cluster(Box::new(Server::cluster()))
     }
 
     pub(crate) fn files() -> Self {
@@ -89,6 +110,10 @@ impl Stage {
             Self::Expiring(_) => "memory with expiry",
             #[cfg(all(unix, feature = "postgres"))]
             Self::Postgres(_) => "PostgreSQL",
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(_) => "Redis",
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Cluster(_) => "a cluster of Redis",
         }
     }
 
@@ -101,6 +126,8 @@ impl Stage {
                 let target = postgres.database.options().host("127.0.0.1").port(postgres.proxy.port());
                 Locker::postgres(target, options).unwrap()
             }
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(_) | Self::Cluster(_) => Locker::at(&self.url(), options).unwrap(),
         }
     }
 
@@ -119,6 +146,10 @@ impl Stage {
             Self::Postgres(postgres) => {
                 sqlx::ConnectOptions::to_url_lossy(&postgres.database.options()).to_string()
             }
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) => server.url(),
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Cluster(server) => server.url().replacen("redis:", "redis+cluster:", 1),
             _ => format!("file:{}", self.dir().path().display()),
         }
     }
@@ -138,6 +169,10 @@ impl Stage {
             #[cfg(all(unix, feature = "postgres"))]
             Self::Postgres(postgres) => {
                 postgres.database.admin().holder(Key::of(Kind::Lease, name).get()).is_none()
+            }
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) | Self::Cluster(server) => {
+                server.get(&format!("leasehold:{{lease:{name}}}:h")).is_none()
             }
         }
     }
@@ -164,6 +199,21 @@ impl Stage {
                 assert!(theirs.contains(&backend), "{identity} has {theirs:?}, the lease is with {backend}");
                 postgres.proxy.slip_in(backend, &format!("SELECT pg_advisory_unlock({key})")).unwrap();
             }
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) | Self::Cluster(server) => {
+                let is_it = |name: &String| {
+                    let held = name.strip_suffix(":h").or_else(|| name.strip_suffix(":r"));
+                    held.is_some_and(|held| key_of_redis(held) == Some(key))
+                };
+                let name = server.keys("leasehold:{*").into_iter().find(is_it).expect("somebody has it");
+                let theirs = match server.try_ask::<Vec<u8>>(&["GET", &name]) {
+                    Ok(value) => vec![value],
+                    Err(_) => server.ask::<Vec<Vec<u8>>>(&["ZRANGE", &name, "0", "-1"]),
+                };
+                let is_theirs = |value: &Vec<u8>| value.ends_with(format!(" {identity}").as_bytes());
+                assert!(theirs.iter().all(is_theirs), "{name} is not {identity}'s");
+                server.ask::<u32>(&["DEL", &name]);
+            }
         }
     }
 
@@ -177,6 +227,10 @@ impl Stage {
             Self::Memory(memory) | Self::Expiring(memory) => memory.sessions(),
             #[cfg(all(unix, feature = "postgres"))]
             Self::Postgres(postgres) => postgres.database.admin().backends("leasehold/%").len(),
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) | Self::Cluster(server) => {
+                server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "leasehold:0:*"]).len()
+            }
         }
     }
 
@@ -192,6 +246,16 @@ impl Stage {
             Self::Memory(memory) | Self::Expiring(memory) => Some(memory.waiters_for(key)),
             #[cfg(all(unix, feature = "postgres"))]
             Self::Postgres(postgres) => Some(postgres.database.admin().waiters(key)),
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) | Self::Cluster(server) => {
+                let kind = match kind {
+                    Kind::Lease => "lease",
+                    Kind::Lock => "lock",
+                    Kind::RwLock => "rwlock",
+                    other => panic!("{other:?} is new"),
+                };
+                Some(server.ask::<usize>(&["ZCARD", &format!("leasehold:{{{kind}:{name}}}:q")]))
+            }
         }
     }
 
@@ -218,6 +282,13 @@ impl Stage {
                 let left = || postgres.database.admin().one::<u32>(rows);
                 crate::support::eventually("no advisory row is left", left, |left| *left == 0).await;
             }
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) | Self::Cluster(server) => {
+                // But for what is kept on purpose.
+                let is_left = |name: &String| !name.starts_with("leasehold:{token:") && !name.ends_with(":s");
+                let left = || server.keys("*").into_iter().filter(is_left).collect::<Vec<_>>();
+                crate::support::eventually("no key is left", left, Vec::is_empty).await;
+            }
         }
     }
 
@@ -230,4 +301,17 @@ impl Stage {
     pub(crate) async fn until_free(&self, name: &str) {
         until("the lease is free", || self.is_free(name)).await;
     }
+}
+
+/// The key of the name that these keys of Redis are of.
+#[cfg(all(unix, feature = "redis"))]
+fn key_of_redis(base: &str) -> Option<Key> {
+    let (kind, name) = base.strip_prefix("leasehold:{")?.strip_suffix('}')?.split_once(':')?;
+    let kind = match kind {
+        "lease" => Kind::Lease,
+        "lock" => Kind::Lock,
+        "rwlock" => Kind::RwLock,
+        _ => return None,
+    };
+    Some(Key::of(kind, name))
 }
