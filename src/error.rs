@@ -99,8 +99,7 @@ pub enum UrlError {
 
 /// What to change, where that is the same whatever the details.
 mod remedy {
-    pub(super) const LOGIN: &str =
-        "check the user and the password; on PostgreSQL pg_hba.conf, too, and that the user may connect to the database";
+    pub(super) const LOGIN: &str = "check the user and the password; on PostgreSQL pg_hba.conf, too, and that the user may connect to the database";
     pub(super) const DATABASE: &str = "create it, or correct its name in the URL";
     pub(super) const TLS: &str = "check the server's certificate, the sslmode and sslrootcert of the URL, and leasehold's feature \"tls\"";
     pub(super) const POOLER: &str = "connect to the server itself, or to a pool with pool_mode = session";
@@ -110,7 +109,8 @@ mod remedy {
         "leave room for one, or set trust_affinity where there is certainly no pooler in transaction mode";
     pub(super) const REPLICA: &str = "connect to the primary, such as by a host name that follows it";
     pub(super) const UNSUPPORTED: &str = "use a PostgreSQL server";
-    pub(super) const EVICTS: &str = "set its maxmemory-policy to noeviction, or give leases a server of their own";
+    pub(super) const EVICTS: &str =
+        "set its maxmemory-policy to noeviction, or give leases a server of their own";
     pub(super) const TOO_OLD: &str = "use Redis 7.0 or newer, or Valkey";
     pub(super) const fn cluster(is_cluster: bool) -> &'static str {
         if is_cluster {
@@ -194,7 +194,10 @@ pub enum ConnectError {
         reason: String,
     },
     /// A Redis server deletes keys, leases among them, when its memory is full.
-    #[error("the server evicts keys, leases among them, when its memory is full (maxmemory-policy {policy}): {}", remedy::EVICTS)]
+    #[error(
+        "the server evicts keys, leases among them, when its memory is full (maxmemory-policy {policy}): {}",
+        remedy::EVICTS
+    )]
     Evicts {
         /// The policy that it has.
         policy: String,
@@ -328,7 +331,9 @@ pub enum LockError {
         ttl: Duration,
     },
     /// The store frees locks with their session, so none can be [kept](crate::LockGuard::keep) without a handle.
-    #[error("the store frees locks with their session, so nothing can be left to its ttl: hold the guard for as long")]
+    #[error(
+        "the store frees locks with their session, so nothing can be left to its ttl: hold the guard for as long"
+    )]
     EndsWithSession,
     /// The store could not tell. It holds nothing for this one.
     #[error("the store could not tell: {reason}")]

@@ -801,7 +801,10 @@ impl Seat {
         self.part(Command::Keep).await
     }
 
-    async fn part(mut self, command: impl FnOnce(Id, oneshot::Sender<Parting>) -> Command) -> Option<Parting> {
+    async fn part(
+        mut self,
+        command: impl FnOnce(Id, oneshot::Sender<Parting>) -> Command,
+    ) -> Option<Parting> {
         let (done, parting) = oneshot::channel();
         self.has_left = true;
         self.locker.tell(command(self.id, done));

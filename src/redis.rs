@@ -36,8 +36,7 @@
 //! | `leasehold:{token:<0 to 1023>}` | the last fencing token given under any name that hashes there | for ever |
 //!
 //! `<kind>` is `lease`, `lock` or `rwlock`. A name in a scope is written `<kind>+scope:<bytes of the scope's name>:<scope><name>`,
-//! one that stands for a key `<kind>+key:<key>`, for a pair `<kind>+pair:<first>,<second>`, one of autumn
-//! `<kind>+autumn:<name>`. All keys of one name are in one slot of a cluster, and no two names share a key, whatever
+//! one that stands for a key `<kind>+key:<key>`, for a pair `<kind>+pair:<first>,<second>`. All keys of one name are in one slot of a cluster, and no two names share a key, whatever
 //! braces and colons they have. Wake-ups and messages go through the channels `leasehold:<database>` and
 //! `leasehold:<database>:<session>`.
 
@@ -92,7 +91,8 @@ impl Target {
     ///
     /// What the crate `redis` says of a URL that it cannot read.
     pub fn cluster<T: IntoConnectionInfo>(nodes: impl IntoIterator<Item = T>) -> Result<Self, RedisError> {
-        let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<_, _>>()?;
+        let nodes =
+            nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<_, _>>()?;
         Ok(Self { place: Place::Cluster(nodes), layout: Layout::default(), replicas: 0 })
     }
 

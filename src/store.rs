@@ -10,7 +10,10 @@ pub(crate) mod memory;
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-#[cfg_attr(not(any(unix, feature = "postgres", feature = "redis")), expect(dead_code, reason = "for stores that send text"))]
+#[cfg_attr(
+    not(any(unix, feature = "postgres", feature = "redis")),
+    expect(dead_code, reason = "for stores that send text")
+)]
 mod text;
 
 use std::future::Future;
@@ -191,7 +194,10 @@ pub(crate) struct Return<H> {
     /// is given back before its job began: it may have waited for somebody who does not know yet that he has lost.
     pub(crate) is_clean: bool,
     /// Leave the key to its time to live, which begins anew, where each key has one.
-    #[cfg_attr(not(any(test, feature = "testing", feature = "redis")), expect(dead_code, reason = "for stores that can"))]
+    #[cfg_attr(
+        not(any(test, feature = "testing", feature = "redis")),
+        expect(dead_code, reason = "for stores that can")
+    )]
     pub(crate) is_kept: bool,
 }
 
@@ -233,7 +239,10 @@ pub(crate) enum Event {
     Unregistered(Key),
     /// The connection was lost, the session was not: releases and messages may have been missed, and what it holds is to
     /// be confirmed.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for stores whose sessions outlive a connection"))]
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "for stores whose sessions outlive a connection")
+    )]
     Interrupted,
     /// Something that is nobody's. The driver looks at its clock and its requests before it waits for more.
     Ignored,

@@ -152,7 +152,16 @@ impl<H> Statement<H> {
 impl<H> Release<H> {
     pub(super) fn new(held: H, place: &Place, term: &Term, done: Option<oneshot::Sender<Parting>>) -> Self {
         let (name, term) = (place.name.clone(), Some(term.number));
-        Self { held, key: place.key, name, term, done, is_clean: true, is_kept: false, is_run: place.is_run() }
+        Self {
+            held,
+            key: place.key,
+            name,
+            term,
+            done,
+            is_clean: true,
+            is_kept: false,
+            is_run: place.is_run(),
+        }
     }
 
     /// A lease that was granted when whoever asked had gone.

@@ -131,7 +131,10 @@ mod tests {
     #[test]
     fn a_primary_that_keeps_its_keys_is_good() {
         let found = Found::read(INFO);
-        assert_eq!((found.run.as_deref(), found.replicas, found.is_persistent), (Some("abc"), Some(2), Some(true)));
+        assert_eq!(
+            (found.run.as_deref(), found.replicas, found.is_persistent),
+            (Some("abc"), Some(2), Some(true))
+        );
         assert!(found.judge(false).is_ok() && found.shortfalls().is_empty());
         assert!(matches!(found.judge(true), Err(ConnectError::Cluster { is_cluster: false })));
     }
@@ -140,10 +143,15 @@ mod tests {
     #[test]
     fn what_cannot_be_relied_upon_is_refused() {
         let judged = |from: &str, to: &str| Found::read(&INFO.replace(from, to)).judge(false);
-        assert!(matches!(judged("7.0.15", "6.2.14"), Err(ConnectError::TooOld { version }) if version == "6.2.14"));
+        assert!(
+            matches!(judged("7.0.15", "6.2.14"), Err(ConnectError::TooOld { version }) if version == "6.2.14")
+        );
         assert!(matches!(judged("role:master", "role:slave"), Err(ConnectError::Replica)));
         assert!(matches!(judged("loading:0", "loading:1"), Err(ConnectError::Unreachable { .. })));
-        assert!(matches!(judged("cluster_enabled:0", "cluster_enabled:1"), Err(ConnectError::Cluster { .. })));
+        assert!(matches!(
+            judged("cluster_enabled:0", "cluster_enabled:1"),
+            Err(ConnectError::Cluster { .. })
+        ));
         let evicts = judged("maxmemory:0", "maxmemory:1000");
         assert!(matches!(evicts, Err(ConnectError::Evicts { policy }) if policy == "allkeys-lru"));
         // Of several nodes, any.

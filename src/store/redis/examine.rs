@@ -93,7 +93,9 @@ fn of_server(found: &Found, judged: &Result<(), ConnectError>) -> Vec<Check> {
         _ => checks.push(Check::good(VERSION, version.clone())),
     }
     match judged {
-        Err(error @ (ConnectError::Replica | ConnectError::Cluster { .. } | ConnectError::Unreachable { .. })) => {
+        Err(
+            error @ (ConnectError::Replica | ConnectError::Cluster { .. } | ConnectError::Unreachable { .. }),
+        ) => {
             checks.push(bad(PRIMARY, error));
         }
         _ => checks.push(Check::good(PRIMARY, "it takes writes".to_owned())),
@@ -118,14 +120,17 @@ fn of_replication(found: &Found, wanted: u32) -> Check {
             );
             Check::warning(REPLICATION, reason, "fence writes by a token, or set wait_for_replicas")
         }
-        Some(replicas) => Check::good(REPLICATION, format!("{wanted} of {replicas} replicas acknowledge every grant")),
+        Some(replicas) => {
+            Check::good(REPLICATION, format!("{wanted} of {replicas} replicas acknowledge every grant"))
+        }
     }
 }
 
 fn of_persistence(found: &Found) -> Check {
     match found.is_persistent {
         Some(false) => {
-            let reason = "without an append-only file: a restart loses all leases, also those that are held".to_owned();
+            let reason = "without an append-only file: a restart loses all leases, also those that are held"
+                .to_owned();
             Check::warning(PERSISTENCE, reason, "set appendonly yes, or fence writes by a token")
         }
         Some(true) => Check::good(PERSISTENCE, "it has an append-only file".to_owned()),
@@ -142,7 +147,8 @@ async fn latency(link: &mut Link, options: &Options) -> Result<Check, ConnectErr
     }
     times.sort_unstable();
     let median = times[ROUND_TRIPS / 2];
-    let shown = humantime::format_duration(Duration::from_micros(median.as_micros().try_into().unwrap_or(u64::MAX)));
+    let shown =
+        humantime::format_duration(Duration::from_micros(median.as_micros().try_into().unwrap_or(u64::MAX)));
     let reason = format!("a round trip takes {shown}");
     Ok(if median > options.query_timeout / 10 {
         Check::warning(LATENCY, reason, "raise query_timeout, or use a server that is nearer")

@@ -56,16 +56,18 @@ impl Keys {
                 base.extend_from_slice(format!("+scope:{}:{scope}", scope.len()).as_bytes());
                 base.extend_from_slice(bytes);
             }
-            Is::Key(key, _) => base.extend_from_slice(format!("+key:{key}").as_bytes()),
+            // As everywhere, they contend with those that stand for the same key.
+            Is::Key(..) | Is::Autumn(..) => {
+                base.extend_from_slice(format!("+key:{}", Key::of(kind, name).get()).as_bytes());
+            }
             Is::Pair(first, second, _) => {
                 base.extend_from_slice(format!("+pair:{first},{second}").as_bytes());
             }
-            Is::Autumn(name, _) => base.extend_from_slice(format!("+autumn:{name}").as_bytes()),
         }
         base.push(b'}');
         // Suffixes of one length: no name with the one can be taken for another name with the other.
-        let shared = (kind == Kind::RwLock)
-            .then(|| Shared { readers: with(&base, ":r"), intents: with(&base, ":i") });
+        let shared =
+            (kind == Kind::RwLock).then(|| Shared { readers: with(&base, ":r"), intents: with(&base, ":i") });
         Self { holder: with(&base, ":h"), queue: Some(with(&base, ":q")), shared, is_others: false }
     }
 
@@ -85,7 +87,12 @@ impl Keys {
         Ok(if kind == Kind::RwLock {
             let base = entity("RwLock:{", "}");
             let shared = Shared { readers: with(&base, ":r"), intents: with(&base, ":i") };
-            Self { holder: with(&base, ":w"), queue: Some(with(&base, ":q")), shared: Some(shared), is_others: true }
+            Self {
+                holder: with(&base, ":w"),
+                queue: Some(with(&base, ":q")),
+                shared: Some(shared),
+                is_others: true,
+            }
         } else {
             // Another key of the same slot cannot be had for every name.
             Self { holder: entity("Lock:", ""), queue: None, shared: None, is_others: true }
@@ -112,7 +119,6 @@ pub(super) fn read_leader(key: &[u8]) -> Option<Key> {
                     let (first, second) = pair.split_once(',')?;
                     Name::key_pair(first.parse().ok()?, second.parse().ok()?)
                 }
-                b"+autumn" => Name::autumn(&text(rest)?),
                 b"+scope" => {
                     let colon = rest.iter().position(|byte| *byte == b':')?;
                     let length: usize = text(&rest[..colon])?.parse().ok()?;
@@ -207,12 +213,37 @@ mod tests {
     /// R-10, D31: no two names share a key, and the keys of a name share a slot, whatever braces and colons it has.
     #[test]
     fn keys_are_injective_and_share_a_slot() {
-        let texts = ["a", "a:b", "}", "{", "{}", "a}:h", "a}:h}", "a}:", "}:w", "7:invoice42", "+key:1", "scope:1:ab"];
+        let texts = [
+            "a",
+            "a:b",
+            "}",
+            "{",
+            "{}",
+            "a}:h",
+            "a}:h}",
+            "a}:",
+            "}:w",
+            "7:invoice42",
+            "+key:1",
+            "scope:1:ab",
+        ];
         let mut names: Vec<Name> = texts.into_iter().map(Name::from).collect();
-        for scope in [Scope::<str>::new("a"), Scope::new("ab"), Scope::new("a:b"), Scope::new("{x}"), Scope::new("1:a")] {
+        for scope in [
+            Scope::<str>::new("a"),
+            Scope::new("ab"),
+            Scope::new("a:b"),
+            Scope::new("{x}"),
+            Scope::new("1:a"),
+        ] {
             names.extend(texts.iter().chain(&["b", "bc", "c"]).map(|name| scope.name(name)));
         }
-        names.extend([Name::key(1), Name::key(-1), Name::key_pair(0, 1), Name::key_pair(1, 0), Name::autumn("a")]);
+        names.extend([
+            Name::key(1),
+            Name::key(-1),
+            Name::key_pair(0, 1),
+            Name::key_pair(1, 0),
+            Name::autumn("a"),
+        ]);
         let mut seen = HashMap::new();
         for name in &names {
             for kind in [Kind::Lease, Kind::Lock, Kind::RwLock] {

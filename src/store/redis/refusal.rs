@@ -48,9 +48,8 @@ impl Refusal {
     pub(super) fn meaning(&self) -> Meaning {
         match self.code.as_str() {
             "NOSCRIPT" => Meaning::NoScript,
-            "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "TRYAGAIN" | "NOAUTH" => {
-                Meaning::Elsewhere
-            }
+            "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "TRYAGAIN"
+            | "NOAUTH" => Meaning::Elsewhere,
             "BUSY" | "MISCONF" | "NOREPLICAS" | "OOM" => Meaning::NotNow,
             "WRONGTYPE" => Meaning::Foreign,
             // Inside of a script.
@@ -95,7 +94,10 @@ pub(super) fn answered(reply: Result<Value, RedisError>) -> Result<Reply, RedisE
 pub(super) fn of_connect(error: &RedisError) -> ConnectError {
     let said = || {
         let code = error.code().unwrap_or_default();
-        error.detail().map_or_else(|| error.category().to_owned(), |detail| format!("{code} {detail}").trim().to_owned())
+        error.detail().map_or_else(
+            || error.category().to_owned(),
+            |detail| format!("{code} {detail}").trim().to_owned(),
+        )
     };
     match error.kind() {
         ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => {

@@ -142,7 +142,8 @@ pub(super) struct Scripts {
 
 impl Scripts {
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        let Self { acquire, write, read, extend, extend_read, release, release_read, withdraw, mint, who } = self;
+        let Self { acquire, write, read, extend, extend_read, release, release_read, withdraw, mint, who } =
+            self;
         [acquire, write, read, extend, extend_read, release, release_read, withdraw, mint, who].into_iter()
     }
 }

@@ -21,8 +21,8 @@ use crate::error::{ConnectError, LossCause};
 use crate::fence::FencingToken;
 use crate::name::Key;
 use crate::store::{
-    Answer, Ask, Call, Enforcement, Event, Exchange, Exchanged, Freed, Holder, Message, Minted, Mode, Presence,
-    Return, Seen, Session, text,
+    Answer, Ask, Call, Enforcement, Event, Exchange, Exchanged, Freed, Holder, Message, Minted, Mode,
+    Presence, Return, Seen, Session, text,
 };
 
 /// How long it waits before it connects again, at first and at the longest.
@@ -347,8 +347,12 @@ impl RedisSession {
         while clock::now() < until {
             let mut scan = cmd("SCAN");
             scan.arg(cursor.as_slice()).arg("MATCH").arg(keys::LEADERS).arg("COUNT").arg(KEYS_AT_ONCE);
-            let Some(Ok(Value::Array(page))) = self.carry_out(&[scan], false).await.replies.pop() else { break };
-            let Ok([Value::BulkString(next), Value::Array(found)]) = <[Value; 2]>::try_from(page) else { break };
+            let Some(Ok(Value::Array(page))) = self.carry_out(&[scan], false).await.replies.pop() else {
+                break;
+            };
+            let Ok([Value::BulkString(next), Value::Array(found)]) = <[Value; 2]>::try_from(page) else {
+                break;
+            };
             let found = found.into_iter().filter_map(|key| match key {
                 Value::BulkString(key) => keys::read_leader(&key).map(|read| (read, key)),
                 _ => None,
@@ -441,7 +445,8 @@ impl Session for RedisSession {
         // Before them, in the order that the seam asks for; nobody looks at what comes of these.
         let gone = withdrawals.iter().filter_map(|key| Some((*key, self.waiting.remove(key)?)));
         let gone: Vec<(Key, Arc<Keys>)> = gone.collect();
-        let mut first: Vec<Cmd> = gone.iter().filter_map(|(key, keys)| self.withdrawing(*key, keys)).collect();
+        let mut first: Vec<Cmd> =
+            gone.iter().filter_map(|(key, keys)| self.withdrawing(*key, keys)).collect();
         first.extend(self.undoing());
         let others = first.len();
         first.append(&mut commands);
@@ -511,8 +516,12 @@ impl Session for RedisSession {
         let is_ours = self.carry_out(&[extending], false).await.replies.pop();
         Ok(match (is_ours, token) {
             (Some(Ok(Value::Int(1))), Some(token)) => Minted::Token(token),
-            (Some(Ok(Value::Int(1))), None) => Minted::Failed("the counter of tokens has no number".to_owned()),
-            (Some(Err(refusal)), _) if refusal.meaning() != Meaning::Foreign => Minted::Failed(refusal.told()),
+            (Some(Ok(Value::Int(1))), None) => {
+                Minted::Failed("the counter of tokens has no number".to_owned())
+            }
+            (Some(Err(refusal)), _) if refusal.meaning() != Meaning::Foreign => {
+                Minted::Failed(refusal.told())
+            }
             _ => Minted::Gone,
         })
     }

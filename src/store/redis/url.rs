@@ -15,7 +15,14 @@ const EXAMPLE: &str = "write redis://user:password@host:6379/0, rediss:// for TL
 pub(crate) fn is_ours(scheme: &str) -> bool {
     matches!(
         scheme,
-        "redis" | "rediss" | "valkey" | "valkeys" | "redis+unix" | "valkey+unix" | "redis+cluster" | "rediss+cluster"
+        "redis"
+            | "rediss"
+            | "valkey"
+            | "valkeys"
+            | "redis+unix"
+            | "valkey+unix"
+            | "redis+cluster"
+            | "rediss+cluster"
     )
 }
 
@@ -33,9 +40,9 @@ pub(crate) fn target_of_url(url: &str) -> Result<Target, UrlError> {
             ("layout", "wakuwaku") => layout = Layout::Wakuwaku,
             ("layout", _) => return Err(refused("the layout is leasehold or wakuwaku")),
             ("wait_for_replicas", count) => {
-                replicas = count
-                    .parse()
-                    .map_err(|_| refused("wait_for_replicas is how many replicas have to acknowledge a grant"))?;
+                replicas = count.parse().map_err(|_| {
+                    refused("wait_for_replicas is how many replicas have to acknowledge a grant")
+                })?;
             }
             (key, _) if PARAMETERS.contains(&key) => others.push(pair),
             _ => return Err(refused(&unknown(key))),

@@ -61,7 +61,10 @@ mod tests {
             for is_clean in [true, false] {
                 let told = Freed { key, is_clean };
                 let payload = freed("abc", told);
-                assert!(matches!(event(pushed(&payload), "def"), Event::Freed(read) if read == told), "{payload}");
+                assert!(
+                    matches!(event(pushed(&payload), "def"), Event::Freed(read) if read == told),
+                    "{payload}"
+                );
                 assert!(matches!(event(pushed(&payload), "abc"), Event::Ignored), "its own");
             }
         }
@@ -69,7 +72,9 @@ mod tests {
 
     #[test]
     fn what_is_not_ours_is_ignored() {
-        for payload in ["", "freed", "freed a", "freed a y", "freed a x 00", "freed a y zz", "hello", "freed a y 00 00"] {
+        for payload in
+            ["", "freed", "freed a", "freed a y", "freed a x 00", "freed a y zz", "hello", "freed a y 00 00"]
+        {
             assert!(matches!(event(pushed(payload), "def"), Event::Ignored), "{payload}");
         }
         let none = PushInfo { kind: PushKind::Subscribe, data: Vec::new() };
