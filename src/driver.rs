@@ -271,6 +271,17 @@ async fn carry_out<S: Store>(
             Ok(minted) => return inbox.machine.on_minted(minting, minted, sent, clock::now()),
             Err(cause) => (Statement::Mint(minting), cause),
         },
+        Statement::Slots(slots, reply) => match inbox.answer(limit, session.slots(&slots)).await {
+            Ok(looked) => return inbox.machine.on_slots(reply, looked, sent, clock::now()),
+            Err(cause) => (Statement::Slots(slots, reply), cause),
+        },
+        Statement::Amend(held, amend, reply) => {
+            let amending = session.amend(&held, &amend.slots, amend.expected.as_ref(), &amend.next);
+            match inbox.answer(limit, amending).await {
+                Ok(amended) => return inbox.machine.on_amended(&amend, reply, amended, sent, clock::now()),
+                Err(cause) => (Statement::Amend(held, amend, reply), cause),
+            }
+        }
         Statement::Who(key, reply) => match inbox.answer(limit, session.holders(&[key])).await {
             Ok(holders) => return inbox.machine.on_who(reply, holders, sent, clock::now()),
             Err(cause) => (Statement::Who(key, reply), cause),
@@ -438,7 +449,7 @@ impl<S: Store> Inbox<S> {
 }
 
 /// Polls a future to its end or its panic. What the future borrowed is whole afterwards: its owner tidies up.
-async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
+pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
     let mut future = pin!(future);
     future::poll_fn(move |cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Ok),
@@ -453,6 +464,7 @@ mod tests {
 
     use super::*;
     use crate::name::Key;
+    use crate::store::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
     use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message, Minted, Seen};
     use crate::{Lease, Locker};
 
@@ -499,6 +511,20 @@ mod tests {
 
         async fn mint(&mut self, (): &()) -> Result<Minted, LossCause> {
             Ok(Minted::Gone)
+        }
+
+        async fn slots(&mut self, _: &Slots) -> Result<Result<Looked, NoSlots>, LossCause> {
+            Ok(Err(NoSlots::Failed(String::new())))
+        }
+
+        async fn amend(
+            &mut self,
+            (): &(),
+            _: &Slots,
+            _: Option<&Record>,
+            _: &Entry,
+        ) -> Result<Amended, LossCause> {
+            Ok(Amended::Gone)
         }
 
         async fn publish(&mut self, _: Message) -> Result<bool, LossCause> {

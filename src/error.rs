@@ -352,6 +352,100 @@ pub enum LockError {
     Driver,
 }
 
+/// Why a schedule of [`Every`](crate::Every) cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// The interval is too short or too long.
+    #[error(
+        "the interval must be at least {} and at most {}, it is {}",
+        humantime::format_duration(crate::every::MIN_INTERVAL),
+        humantime::format_duration(crate::every::MAX_INTERVAL),
+        humantime::format_duration(*.interval)
+    )]
+    Interval {
+        /// What was asked for.
+        interval: Duration,
+    },
+    /// The offset is not shorter than the interval.
+    #[error(
+        "the offset must be shorter than the interval, which is {}; it is {}",
+        humantime::format_duration(*.interval), humantime::format_duration(*.offset)
+    )]
+    Offset {
+        /// What was asked for.
+        offset: Duration,
+        /// The interval.
+        interval: Duration,
+    },
+    /// The jitter is not shorter than the interval.
+    #[error(
+        "the jitter must be shorter than the interval, which is {}; it is {}",
+        humantime::format_duration(*.interval), humantime::format_duration(*.jitter)
+    )]
+    Jitter {
+        /// What was asked for.
+        jitter: Duration,
+        /// The interval.
+        interval: Duration,
+    },
+    /// An offset without a grid.
+    #[error("an offset moves the grid of slots, and Spacing::AfterFinish has none: leave one of them out")]
+    OffsetWithoutGrid,
+}
+
+/// Why [`Every`](crate::Every) does not serve slots, or not to the end.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EveryError {
+    /// The schedule is not usable.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// The name is not usable.
+    #[error(transparent)]
+    Name(NameError),
+    /// This Locker contends for as many names as [`Options::max_held`](crate::Options::max_held) allows.
+    #[error("this locker already contends for {max_held} names: raise max_held, or use a second Locker")]
+    TooManyNames {
+        /// How many that is.
+        max_held: usize,
+    },
+    /// The store must not be used, and trying again cannot mend that: see [`ConnectError::is_permanent`].
+    #[error(transparent)]
+    Refused(Arc<ConnectError>),
+    /// The store cannot keep which slots were served, and trying again does not mend that: on PostgreSQL the table is
+    /// missing, and this role may not make it.
+    #[error("the store cannot keep which slots were served: {reason}")]
+    Forbidden {
+        /// What it said, and what to change; on PostgreSQL with the SQL to run.
+        reason: String,
+    },
+    /// The store could not tell which slots were served, or keep it: only of [`once`](crate::Every::once).
+    #[error("the store could not tell which slots were served: {reason}")]
+    Failed {
+        /// What it said.
+        reason: String,
+    },
+    /// The store did not answer: only of [`once`](crate::Every::once).
+    #[error("the store did not answer within {}", humantime::format_duration(*.limit))]
+    Unanswered {
+        /// The query timeout.
+        limit: Duration,
+    },
+    /// The lock was lost while the slot was served: only of [`once`](crate::Every::once).
+    #[error("the lock was lost while the slot was served: {cause}")]
+    Lost {
+        /// Why.
+        cause: LossCause,
+    },
+    /// The Locker is closed, or it was to stop before it had served the slot: only of [`once`](crate::Every::once).
+    #[error("told to stop before the slot was served")]
+    Stopped,
+    /// The driver, which speaks with the store, is gone: a bug in leasehold.
+    #[error("the driver of the locker is gone: make a new Locker, and report this with the log")]
+    Driver,
+}
+
 /// To milliseconds: nobody reads more.
 fn rounded(duration: Duration) -> Duration {
     Duration::from_millis(duration.as_millis().try_into().unwrap_or(u64::MAX))

@@ -42,6 +42,7 @@
 //! * [`FencingToken`]: a number that grows with every term, for resources that can refuse what comes late; and
 //!   [`Lease::fence_sql`], by which a transaction on PostgreSQL is committed in its term, or not at all.
 //! * [`Lock`], [`RwLock`] and [`LockGuard`]: critical sections, on the same session.
+//! * [`Every`]: a job that is done once per interval by the whole deployment, each time as a [`Slot`].
 //! * [`Health`]: whether a Locker does what it is for, for a probe.
 //! * [`Options`]: the intervals, and [`Bounds`]: what they add up to.
 //! * [`Observer`]: who leads and who stands by, on all names of a store, from the outside.
@@ -68,7 +69,7 @@
 //! * It cannot stop a job that blocks its thread: that is reported as [`State::Overrun`], and nothing is started beside
 //!   it in the same process. Tasks that a job has spawned are the job's own to end.
 //! * The file store is for one host, and never frees the lease of a process that is frozen.
-//! * It is not a queue, not a scheduler, and keeps no state of the job's work.
+//! * It is not a queue, not a calendar (no months, no time zones: intervals), and keeps no state of the job's work.
 //!
 //! # Features
 //!
@@ -83,6 +84,7 @@ mod diagnosis;
 mod doctor;
 mod driver;
 mod error;
+mod every;
 mod fence;
 pub mod guide;
 mod health;
@@ -108,7 +110,8 @@ pub use candidate::Candidate;
 pub use diagnosis::{Check, Diagnosis, Verdict};
 pub use doctor::diagnose;
 pub use driver::term::{Reason, State};
-pub use error::{ConnectError, Error, LockError, LossCause, RunError, UrlError};
+pub use error::{ConnectError, Error, EveryError, LockError, LossCause, RunError, ScheduleError, UrlError};
+pub use every::{Crashed, Every, Missed, Once, Slot, SlotState, Spacing, Taken};
 pub use fence::{Fenced, FencingToken, NotAToken, TokenError};
 pub use health::{Health, Trouble};
 pub use lease::Lease;

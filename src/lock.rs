@@ -590,6 +590,21 @@ impl LockGuard {
         self.part(Seat::keep).await
     }
 
+    /// Tells this holder from others, to the driver.
+    pub(crate) const fn id(&self) -> Id {
+        self.seat.id
+    }
+
+    /// Polls a job while the lock is held, and until then what tells it to stop. `None` if it had to be dropped. When this
+    /// returns, the job's future is gone, and the lock can be released.
+    pub(crate) async fn attend<T>(
+        &self,
+        job: impl Future<Output = T>,
+        stop: impl Future<Output = ()>,
+    ) -> Option<T> {
+        attend(job, self.lease.shared(), self.seat.address(), stop).await
+    }
+
     /// Gives the lease, to be handed on.
     #[must_use]
     pub const fn lease(&self) -> &Lease {

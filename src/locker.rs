@@ -21,6 +21,7 @@ use crate::driver::Driver;
 use crate::driver::command::{self, Again, Command, Grant, Id, Parting, Place, Purpose, Report, Request};
 use crate::driver::term::{Shown, State, Term};
 use crate::error::{Error, RunError};
+use crate::every::Every;
 use crate::health::{self, Health, Trouble};
 use crate::lease::Lease;
 use crate::lock::{Lock, RwLock, Scoped};
@@ -316,6 +317,12 @@ impl Locker {
     #[must_use]
     pub fn rw_lock(&self, name: impl Into<Name>) -> RwLock {
         RwLock::new(Arc::clone(&self.inner), name.into(), None)
+    }
+
+    /// Prepares a job that is done once per `interval` by all that share the store. Nothing happens before
+    /// [`Every::run`] or [`Every::once`], which also tell what cannot be used.
+    pub fn every(&self, name: impl Into<Name>, interval: Duration) -> Every {
+        Every::new(Arc::clone(&self.inner), name.into(), interval)
     }
 
     /// Gives the critical sections of a scope, and no others.

@@ -49,6 +49,20 @@ use crate::store::postgres::{
     NO_TRANSACTION, OTHER_DATABASE, OVER, REPLICA, abort, try_xact_lock as statement,
 };
 
+/// Gives the SQL that makes the one table that leasehold has, and lets a role use it that may not make it: as
+/// `leasehold schema` prints it. Only [`Every`](crate::Every) needs it. To run it again changes nothing.
+///
+/// `role` stands there as it is given: quoted, where it has to be.
+///
+/// ```
+/// let sql = leasehold::postgres::slots_schema("app");
+/// assert!(sql.contains("GRANT SELECT, INSERT, UPDATE ON leasehold.slots TO app;"));
+/// ```
+#[must_use]
+pub fn slots_schema(role: &str) -> String {
+    crate::store::postgres::slots_schema(role)
+}
+
 /// Between the first two attempts. A section of a transaction is short.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 

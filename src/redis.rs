@@ -33,6 +33,7 @@
 //! | `leasehold:{rwlock:<name>}:r` | its readers: a sorted set, scored by when each one's lease ends, in milliseconds | the last one's ttl |
 //! | `leasehold:{rwlock:<name>}:i` | who waits to write: a sorted set, as the one above | twice the retry interval |
 //! | `leasehold:{<kind>:<name>}:q` | who waits: a sorted set, as the one above | twice the retry interval |
+//! | `leasehold:{lock:<name>}:s` | which slot of an `every` was served last, by whom: a string | for ever |
 //! | `leasehold:{token:<0 to 1023>}` | the last fencing token given under any name that hashes there | for ever |
 //!
 //! `<kind>` is `lease`, `lock` or `rwlock`. A name in a scope is written `<kind>+scope:<bytes of the scope's name>:<scope><name>`,

@@ -26,6 +26,10 @@ pub enum Sabotage {
     NoIntent,
     /// Who no longer waits stays registered as one who does.
     NoWithdrawal,
+    /// Which slot it is, is told by the clock of the client.
+    ClientClock,
+    /// Whoever has the lock of a name serves its slot, whatever is recorded: mutual exclusion taken for once per slot.
+    LockIsEnough,
     /// The server is not told to end a session that has fallen silent.
     #[cfg_attr(
         not(any(test, feature = "testing", feature = "postgres")),

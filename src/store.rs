@@ -10,6 +10,7 @@ pub(crate) mod memory;
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod slots;
 #[cfg_attr(
     not(any(unix, feature = "postgres", feature = "redis")),
     expect(dead_code, reason = "for stores that send text")
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 #[cfg(feature = "postgres")]
 pub(crate) use self::postgres::Fence;
+use self::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
 use crate::error::{ConnectError, LossCause, UrlError};
 use crate::fence::FencingToken;
 use crate::name::{Key, Kind, Name};
@@ -458,6 +460,22 @@ pub(crate) trait Session: Send + 'static {
     /// Makes a fencing token under a grant: greater than all that were made under earlier ones of the key, and kept by the
     /// store before it is given.
     fn mint(&mut self, held: &Self::Held) -> impl Future<Output = Result<Minted, LossCause>> + Send;
+
+    /// Looks at the slots of a name, whoever holds its lock.
+    fn slots(
+        &mut self,
+        slots: &Slots,
+    ) -> impl Future<Output = Result<Result<Looked, NoSlots>, LossCause>> + Send;
+
+    /// Sets the record of a name, under the grant of its lock, if the present one is `expected`. It is kept, as far as the
+    /// store keeps anything, before this says so; the time in it is that of the store's own clock.
+    fn amend(
+        &mut self,
+        held: &Self::Held,
+        slots: &Slots,
+        expected: Option<&Record>,
+        next: &Entry,
+    ) -> impl Future<Output = Result<Amended, LossCause>> + Send;
 
     /// Sends a message to every session of the store, or an answer to who has called, best effort. False if the store would not take it.
     fn publish(&mut self, message: Message) -> impl Future<Output = Result<bool, LossCause>> + Send;

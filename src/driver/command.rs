@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
 use crate::name::{Key, Kind, Name};
+use crate::store::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
 use crate::store::{Enforcement, Holder, Message, Minted, Mode, Presence, Seen};
 
 /// What the driver tells the handles of the store, whenever it learns it.
@@ -64,12 +65,37 @@ pub(crate) enum Command {
     Check { id: Id, term: u64, reply: oneshot::Sender<bool> },
     /// Make a fencing token for this term, within the query timeout.
     Mint { id: Id, term: u64, reply: oneshot::Sender<Minted> },
+    /// Look at the slots of a name, within the query timeout.
+    Slots(Slots, oneshot::Sender<Result<Looked, NotLooked>>),
+    /// Set their record under this term, within the query timeout.
+    Amend(Box<Amend>, oneshot::Sender<Amended>),
     /// Send a message within the query timeout, or tell that it could not be sent.
     Publish(Message, oneshot::Sender<bool>),
     /// Hand on the answers to this roll call, for as long as somebody takes them. What does not fit is dropped.
     Listen(u64, mpsc::Sender<Presence>),
     /// Look at all that the store shows, within the query timeout.
     Survey(oneshot::Sender<Option<Vec<Seen>>>),
+}
+
+/// A record to be set.
+#[derive(Debug)]
+pub(crate) struct Amend {
+    pub(crate) id: Id,
+    pub(crate) term: u64,
+    pub(crate) slots: Slots,
+    pub(crate) expected: Option<Record>,
+    pub(crate) next: Entry,
+}
+
+/// Why the slots of a name were not looked at.
+#[derive(Debug)]
+pub(crate) enum NotLooked {
+    /// The store does not show them.
+    NoSlots(NoSlots),
+    /// It did not answer in time.
+    Unanswered,
+    /// The store must not be used.
+    Refused(Arc<ConnectError>),
 }
 
 /// What a run waits for: its next term, or why there will be none.

@@ -24,7 +24,7 @@ pub(crate) use self::rollcall::ANSWER_LIMIT;
 use self::seats::Seats;
 pub(crate) use self::statement::Statement;
 use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Passage, Release, Task};
-use super::command::{Admission, Again, Command, Id, Parting, Place};
+use super::command::{Admission, Again, Command, Id, NotLooked, Parting, Place};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
@@ -154,6 +154,8 @@ impl<H: Clone> Machine<H> {
                 reply.send(false).ok();
             }
             Command::Mint { id, term, reply } => self.run_errand(Task::Mint { id, term, reply }, now),
+            Command::Slots(slots, reply) => self.run_errand(Task::Slots(slots, reply), now),
+            Command::Amend(amend, reply) => self.run_errand(Task::Amend(amend, reply), now),
             Command::Publish(message, sent) => self.run_errand(Task::Publish(message, sent), now),
             Command::Survey(reply) => self.run_errand(Task::Survey(reply), now),
             Command::Listen(call, answers) => self.listen(call, answers),
@@ -727,6 +729,12 @@ impl<H: Clone> Machine<H> {
         self.candidates
             .retain(|candidate| candidate.place.is_run() || !matches!(candidate.phase, Phase::Resting));
         self.poll_at = None;
+        for errand in std::mem::take(&mut self.errands) {
+            match errand.task {
+                Task::Slots(_, reply) => drop(reply.send(Err(NotLooked::Refused(Arc::clone(error))))),
+                task => self.errands.push_back(Errand { task, ..errand }),
+            }
+        }
     }
 
     /// The driver is gone: nobody is granted anything any more, and the runs learn it from their closed channels. Those

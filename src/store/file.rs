@@ -5,6 +5,7 @@
 //! <directory>/<key, 16 hex digits>.lock      one file per key, never unlinked; its line says who got it last
 //! <directory>/<key, 16 hex digits>.writes    locked by who waits to write, so that no new readers come in
 //! <directory>/<key, 16 hex digits>.token     the last fencing token of the key
+//! <directory>/<key, 16 hex digits>.slot      which slot of the name was served last: see `Every`
 //! <directory>/peers/<identity>-<random>.sock one datagram socket per session (Unix): wake-ups and messages
 //! ```
 //!
@@ -18,6 +19,7 @@ mod examine;
 mod locks;
 #[cfg_attr(not(unix), path = "file/no_peers.rs")]
 mod peers;
+mod slots;
 mod tokens;
 
 use std::collections::{HashSet, VecDeque};
@@ -30,6 +32,7 @@ pub(crate) use self::examine::examine;
 pub(crate) use self::locks::Held;
 use self::locks::Locks;
 use self::peers::{Inbox, Outbox};
+use super::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
 use super::{
     Answer, Enforcement, Event, Exchange, Exchanged, Freed, Holder, Message, Minted, Seen, Session, Store,
 };
@@ -261,6 +264,30 @@ impl Session for FileSession {
         let work = move |_: &Arc<Shared>, locks: &mut Locks| {
             locks.check_directory()?;
             Ok(locks.mint(held))
+        };
+        self.statement(work).await
+    }
+
+    async fn slots(&mut self, slots: &Slots) -> Result<Result<Looked, NoSlots>, LossCause> {
+        let key = slots.key;
+        let work = move |_: &Arc<Shared>, locks: &mut Locks| {
+            locks.check_directory()?;
+            Ok(locks.slots(key))
+        };
+        self.statement(work).await
+    }
+
+    async fn amend(
+        &mut self,
+        held: &Held,
+        slots: &Slots,
+        expected: Option<&Record>,
+        next: &Entry,
+    ) -> Result<Amended, LossCause> {
+        let (held, key, expected, next) = (*held, slots.key, expected.cloned(), next.clone());
+        let work = move |_: &Arc<Shared>, locks: &mut Locks| {
+            locks.check_directory()?;
+            Ok(locks.amend(held, key, expected.as_ref(), next))
         };
         self.statement(work).await
     }

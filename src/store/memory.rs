@@ -19,7 +19,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::name::{Key, Kind, Name};
 
@@ -204,6 +204,18 @@ impl Memory {
     /// Takes the server up again after [`down`](Self::down).
     pub fn up(&self) {
         self.world.with(|state, _| state.server.up());
+    }
+
+    /// Sets the server's wall clock, which shows 2026-01-01 UTC at first and goes with tokio's: as an administrator does, or
+    /// NTP, in steps. No lock depends on it; the slots of [`Every`](crate::Every) do.
+    pub fn set_clock(&self, shows: SystemTime) {
+        self.world.with(|state, now| state.server.set_clock(shows.into(), now));
+    }
+
+    /// Tells what the server's wall clock shows.
+    #[must_use]
+    pub fn clock(&self) -> SystemTime {
+        self.world.with(|state, now| state.server.clock(now)).to_system_time()
     }
 
     /// Tells the identities of those who hold a lease at this instant, the earliest grant first.

@@ -9,6 +9,7 @@
 //! | `setup` | the session's settings, by SET and read back |
 //! | `statements` | the SQL |
 //! | `session` | the seam's `Session`: what it holds, what it waits for, how it is reconciled after an error |
+//! | `slots` | the one table, of `every` |
 //! | `fence` | how transactions are kept from outliving a term |
 //! | `examine` | all of that one by one, and what else matters, for `diagnose` |
 //! | `refusal` | what the server says, as our errors |
@@ -26,6 +27,7 @@ mod link;
 mod refusal;
 mod session;
 mod setup;
+mod slots;
 mod statements;
 mod url;
 
@@ -39,6 +41,7 @@ pub(crate) use self::examine::examine;
 pub(crate) use self::fence::{Fence, NO_TRANSACTION, OTHER_DATABASE, OVER, REPLICA, abort};
 use self::link::Link;
 use self::session::{Fencing, PgSession};
+pub(crate) use self::slots::schema as slots_schema;
 pub(crate) use self::statements::try_xact_lock;
 pub(crate) use self::url::targets_of_url;
 use super::{Enforcement, Store};

@@ -26,6 +26,7 @@ mod command_terminal;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod doctor;
 mod endings;
+mod every;
 #[cfg(all(unix, feature = "postgres"))]
 mod fence_frozen;
 #[cfg(all(target_os = "linux", feature = "postgres"))]

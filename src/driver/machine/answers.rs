@@ -10,9 +10,10 @@ use tracing::{debug, info, warn};
 use super::Machine;
 use super::candidate::{Barrier, Before, Candidate, Phase, Waiting};
 use super::statement::{Batch, Heartbeat, Inquiry, Minting, Passage, Release};
-use crate::driver::command::{Admission, Id, Parting};
+use crate::driver::command::{Admission, Amend, Id, NotLooked, Parting};
 use crate::driver::term::{State, Term};
 use crate::error::LossCause;
+use crate::store::slots::{Amended, Looked, NoSlots};
 use crate::store::{Answer, Ask, Blocker, Exchanged, Fence, Holder, Minted, Seen};
 
 /// Whether a term that was granted may begin, as far as fenced transactions go.
@@ -312,6 +313,45 @@ impl<H: Clone> Machine<H> {
             candidate.lose(&LossCause::Gone, &self.options.identity, now);
         }
         reply.send(minted).ok();
+        self.on_answer(sent, false, now)
+    }
+
+    /// Takes what the store shows of the slots of a name.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_slots(
+        &mut self,
+        reply: oneshot::Sender<Result<Looked, NotLooked>>,
+        looked: Result<Looked, NoSlots>,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        reply.send(looked.map_err(NotLooked::NoSlots)).ok();
+        self.on_answer(sent, false, now)
+    }
+
+    /// Takes what became of a record that was to be set.
+    ///
+    /// # Errors
+    ///
+    /// As for [`on_heartbeat`](Self::on_heartbeat).
+    pub(crate) fn on_amended(
+        &mut self,
+        amend: &Amend,
+        reply: oneshot::Sender<Amended>,
+        amended: Amended,
+        sent: Instant,
+        now: Instant,
+    ) -> Result<(), LossCause> {
+        if amended == Amended::Gone
+            && self.holds(amend.id, amend.term)
+            && let Some(candidate) = self.candidates.get_mut(amend.id)
+        {
+            candidate.lose(&LossCause::Gone, &self.options.identity, now);
+        }
+        reply.send(amended).ok();
         self.on_answer(sent, false, now)
     }
 

@@ -12,6 +12,7 @@ use super::{Machine, Statement};
 use crate::driver::command::Id;
 use crate::driver::term::Reason;
 use crate::name::Key;
+use crate::store::slots::Amended;
 use crate::store::{Call, Message, Minted, Presence, Role, Standing};
 
 /// How long whoever calls the roll waits for the answers: one that cannot be sent by then is not sent.
@@ -50,6 +51,14 @@ impl<H: Clone> Machine<H> {
                     return None;
                 };
                 Statement::Mint(Minting { held, id, term, reply })
+            }
+            Task::Slots(slots, reply) => Statement::Slots(slots, reply),
+            Task::Amend(amend, reply) => {
+                let Some(held) = self.held(amend.id, amend.term) else {
+                    reply.send(Amended::Gone).ok();
+                    return None;
+                };
+                Statement::Amend(held, amend, reply)
             }
         };
         self.sent = now;

@@ -4,9 +4,10 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::candidate::{Candidate, Phase};
-use crate::driver::command::{Id, Parting, Place};
+use crate::driver::command::{Amend, Id, NotLooked, Parting, Place};
 use crate::driver::term::Term;
 use crate::name::{Key, Name};
+use crate::store::slots::{Amended, Looked, NoSlots, Slots};
 use crate::store::{Ask, Call, Exchange, Holder, Message, Minted, Seen};
 
 pub(super) struct Release<H> {
@@ -32,7 +33,7 @@ pub(super) struct Errand {
     pub(super) has_waited: bool,
 }
 
-/// Why there is no token where the store was not reached in time.
+/// Why there is no token, or no record, where the store was not reached in time.
 const UNANSWERED: &str = "it did not answer within the query timeout";
 
 pub(super) enum Task {
@@ -44,6 +45,10 @@ pub(super) enum Task {
     Mint { id: Id, term: u64, reply: oneshot::Sender<Minted> },
     /// Ask who holds a key.
     Who(Key, oneshot::Sender<Option<Holder>>),
+    /// Look at the slots of a name.
+    Slots(Slots, oneshot::Sender<Result<Looked, NotLooked>>),
+    /// Set their record.
+    Amend(Box<Amend>, oneshot::Sender<Amended>),
     /// Answer a roll call, with what is so when that is sent.
     Answer(Call),
 }
@@ -56,6 +61,10 @@ impl Task {
             Self::Survey(reply) => drop(reply.send(None)),
             Self::Who(_, reply) => drop(reply.send(None)),
             Self::Mint { reply, .. } => drop(reply.send(Minted::Failed(UNANSWERED.to_owned()))),
+            Self::Slots(_, reply) => drop(reply.send(Err(NotLooked::Unanswered))),
+            Self::Amend(_, reply) => {
+                reply.send(Amended::Failed(NoSlots::Failed(UNANSWERED.to_owned()))).ok();
+            }
             Self::Answer(_) => {}
         }
     }
@@ -75,6 +84,9 @@ pub(crate) enum Statement<H> {
     Publish(Message, Option<oneshot::Sender<bool>>),
     Survey(oneshot::Sender<Option<Vec<Seen>>>),
     Mint(Minting<H>),
+    Slots(Slots, oneshot::Sender<Result<Looked, NotLooked>>),
+    /// Under which grant.
+    Amend(H, Box<Amend>, oneshot::Sender<Amended>),
     /// Who holds a key.
     Who(Key, oneshot::Sender<Option<Holder>>),
     Inquiry(Inquiry),
@@ -142,6 +154,8 @@ impl<H> Statement<H> {
             Self::Publish(message, Some(sent)) => Task::Publish(message, sent).fail(),
             Self::Survey(reply) => Task::Survey(reply).fail(),
             Self::Who(_, reply) | Self::Blockers(_, Some(reply)) => drop(reply.send(None)),
+            Self::Slots(slots, reply) => Task::Slots(slots, reply).fail(),
+            Self::Amend(_, amend, reply) => Task::Amend(amend, reply).fail(),
             Self::Mint(Minting { id, term, reply, .. }) => Task::Mint { id, term, reply }.fail(),
             // For the log only; and nobody waits for an answer to a roll call to be sent.
             Self::Inquiry(_) | Self::Blockers(_, None) | Self::Pass(_) | Self::Publish(_, None) => {}

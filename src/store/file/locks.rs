@@ -7,9 +7,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::directory::{self, Directory};
-use super::tokens;
+use super::{slots, tokens};
+use crate::clock;
 use crate::error::LossCause;
 use crate::name::{Key, Name};
+use crate::store::slots::{self as seam, Amended, Looked, Moment, NoSlots, Record};
 use crate::store::{Answer, Ask, Freed, Minted, Mode, Return, text};
 
 /// How often a lock file that is replaced under our hands is opened again. Nobody does that in a loop.
@@ -164,6 +166,36 @@ impl Locks {
         }
         tokens::next(self.directory.path(), held.key)
             .map_or_else(|error| Minted::Failed(error.to_string()), Minted::Token)
+    }
+
+    /// Looks at the slots of a name. The host's clock is the store's.
+    pub(super) fn slots(&self, key: Key) -> Result<Looked, NoSlots> {
+        let record = slots::read(self.directory.path(), key)?;
+        Ok(Looked { now: Moment(clock::wall_micros()), record })
+    }
+
+    /// Sets their record, if the lock is still ours.
+    pub(super) fn amend(
+        &mut self,
+        held: Held,
+        key: Key,
+        expected: Option<&Record>,
+        next: seam::Entry,
+    ) -> Amended {
+        if !self.confirm(held) {
+            return Amended::Gone;
+        }
+        match slots::read(self.directory.path(), key) {
+            Ok(present) if present.as_ref() == expected => {
+                let record = Record { entry: next, written: Moment(clock::wall_micros()) };
+                match slots::write(self.directory.path(), key, &record) {
+                    Ok(()) => Amended::Done(record),
+                    Err(error) => Amended::Failed(error),
+                }
+            }
+            Ok(_) => Amended::Changed,
+            Err(error) => Amended::Failed(error),
+        }
     }
 
     /// Tells to whom a key was granted last: who holds it, where somebody does.

@@ -1,8 +1,9 @@
 //! The fencing tokens of the file store: a counter for each key, on disk before it is given.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::clock;
 use crate::fence::FencingToken;
@@ -23,19 +24,23 @@ pub(super) fn next(directory: &Path, key: Key) -> io::Result<FencingToken> {
         Err(error) => return Err(described(&path, &error)),
     };
     let number = clock::wall_micros().max(last.saturating_add(1));
-    keep(directory, &path, number).map_err(|error| described(&path, &error))?;
+    keep(directory, &path, &number).map_err(|error| described(&path, &error))?;
     FencingToken::new(number).ok_or_else(|| io::Error::other(format!("{} is at its end", path.display())))
 }
 
-fn keep(directory: &Path, path: &Path, number: u64) -> io::Result<()> {
-    let draft = path.with_extension("token.new");
+/// Replaces a file of one line as a whole, so that a crash leaves the old or the new one. Only who holds the lock of the key
+/// may.
+pub(super) fn keep(directory: &Path, path: &Path, line: &impl fmt::Display) -> io::Result<()> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".new");
+    let draft = PathBuf::from(draft);
     // A link or a file that somebody has left there is not written through.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let mut file = File::create_new(&draft)?;
-    writeln!(file, "{number}")?;
+    writeln!(file, "{line}")?;
     file.sync_all()?;
     fs::rename(&draft, path)?;
     // The name too has to be there after a crash.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::error::LossCause;
 use crate::fence::FencingToken;
 use crate::name::Key;
+use crate::store::slots::{Amended, Entry, Looked, Moment, Record};
 use crate::store::{
     self, Answer, Ask, Call, Event, Exchange, Exchanged, Freed, Message, Minted, Mode, Presence, Return, Seen,
 };
@@ -69,6 +70,17 @@ struct Lock {
     grants: u64,
 }
 
+/// What its clock shows at first, when it is first looked at: 2026-01-01, midnight, the same in every test.
+const FIRST_MOMENT: Moment = Moment(1_767_225_600_000_000);
+
+/// The server's wall clock, which goes with tokio's.
+#[derive(Debug)]
+struct Clock {
+    set: Option<Instant>,
+    /// What it showed then.
+    showed: Moment,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -80,6 +92,9 @@ pub(crate) struct Server {
     last_grant: u64,
     /// Outlives whatever happens to the server.
     last_token: u64,
+    /// So do they.
+    slots: BTreeMap<Key, Record>,
+    clock: Clock,
     sessions: BTreeMap<SessionId, Live>,
     locks: BTreeMap<Key, Lock>,
     statements: BTreeMap<String, u64>,
@@ -95,6 +110,8 @@ impl Server {
             last_session: 0,
             last_grant: 0,
             last_token: 0,
+            slots: BTreeMap::new(),
+            clock: Clock { set: None, showed: FIRST_MOMENT },
             sessions: BTreeMap::new(),
             locks: BTreeMap::new(),
             statements: BTreeMap::new(),
@@ -273,6 +290,46 @@ impl Server {
         }
         self.last_token += 1;
         FencingToken::new(self.last_token).map_or(Minted::Gone, Minted::Token)
+    }
+
+    /// What its wall clock shows.
+    pub(crate) fn clock(&mut self, now: Instant) -> Moment {
+        let set = *self.clock.set.get_or_insert(now);
+        self.clock.showed.after(now.saturating_duration_since(set))
+    }
+
+    pub(crate) const fn set_clock(&mut self, shows: Moment, now: Instant) {
+        self.clock = Clock { set: Some(now), showed: shows };
+    }
+
+    /// Statement.
+    pub(crate) fn slots(&mut self, key: Key, now: Instant) -> Looked {
+        Looked { now: self.clock(now), record: self.record(key).cloned() }
+    }
+
+    pub(crate) fn record(&self, key: Key) -> Option<&Record> {
+        self.slots.get(&key)
+    }
+
+    /// Sets a record under a grant. Statement.
+    pub(crate) fn amend(
+        &mut self,
+        held: &Held,
+        key: Key,
+        expected: Option<&Record>,
+        next: Entry,
+        now: Instant,
+    ) -> Amended {
+        let mut holders = self.locks.get(&held.key).into_iter().flat_map(|lock| &lock.holders);
+        if !holders.any(|holder| holder.grant == held.grant) {
+            return Amended::Gone;
+        }
+        if self.record(key) != expected {
+            return Amended::Changed;
+        }
+        let record = Record { entry: next, written: self.clock(now) };
+        self.slots.insert(key, record.clone());
+        Amended::Done(record)
     }
 
     /// Sends a message to every session, or an answer to the one that has called. Statement.

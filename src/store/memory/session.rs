@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
+use crate::store::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
 use crate::store::{Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Seen, Session, Store};
 
 use super::network::{Delays, Port, World};
@@ -163,6 +164,22 @@ impl Session for MemorySession {
     async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
         let held = held.clone();
         self.statement(move |server, _, _| server.mint(&held)).await
+    }
+
+    async fn slots(&mut self, slots: &Slots) -> Result<Result<Looked, NoSlots>, LossCause> {
+        let key = slots.key;
+        self.statement(move |server, _, now| server.slots(key, now)).await.map(Ok)
+    }
+
+    async fn amend(
+        &mut self,
+        held: &Held,
+        slots: &Slots,
+        expected: Option<&Record>,
+        next: &Entry,
+    ) -> Result<Amended, LossCause> {
+        let (held, key, expected, next) = (held.clone(), slots.key, expected.cloned(), next.clone());
+        self.statement(move |server, _, now| server.amend(&held, key, expected.as_ref(), next, now)).await
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {

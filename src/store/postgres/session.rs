@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::affinity::Affinity;
 use super::checks::{Backend, Look};
@@ -15,11 +15,13 @@ use super::claims::{Claims, Ended, Foreign};
 use super::fence::{self, BLOCKED, Beginner, Broken, FENCED, Fence, GRANTED, Place};
 use super::link::Link;
 use super::refusal;
+use super::slots;
 use super::statements::{self, Announced, Outcomes, Release, Take, Work};
 use crate::clock;
 use crate::error::LossCause;
 use crate::fence::FencingToken;
 use crate::name::Key;
+use crate::store::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
 use crate::store::{
     Answer, Ask, Blocker, Enforcement, Event, Exchange, Exchanged, Holder, Message, Minted, Presence, Return,
     Seen, Session,
@@ -477,6 +479,60 @@ impl Session for PgSession {
             }
         }
         Ok(Minted::Failed(failure))
+    }
+
+    async fn slots(&mut self, slots: &Slots) -> Result<Result<Looked, NoSlots>, LossCause> {
+        let mut failure = NoSlots::Failed(String::new());
+        for _ in 0..ATTEMPTS {
+            let (code, reason) = match self.fetch(slots::look(slots)).await? {
+                Ok(rows) => {
+                    let read = slots::read_look(&rows).map_err(|error| distrusted(&error.to_string()))?;
+                    return if read.0 == self.backend.pid { Ok(read.1) } else { Err(self.moved()) };
+                }
+                Err(answered) => answered,
+            };
+            failure = slots::refused(&code, &reason);
+            if !slots::MISSING.contains(&code.as_str()) {
+                break;
+            }
+            // The first one to need it makes it, where it may; who is too late looks again.
+            match self.fetch(slots::DDL.to_owned()).await? {
+                Ok(_) => info!(pid = self.backend.pid, "made the table leasehold.slots"),
+                Err((code, _)) if slots::MADE_BY_ANOTHER.contains(&code.as_str()) => {}
+                Err((code, reason)) => {
+                    failure = slots::refused(&code, &reason);
+                    break;
+                }
+            }
+        }
+        Ok(Err(failure))
+    }
+
+    async fn amend(
+        &mut self,
+        held: &Held,
+        slots: &Slots,
+        expected: Option<&Record>,
+        next: &Entry,
+    ) -> Result<Amended, LossCause> {
+        if !self.claims.holds(held) {
+            return Ok(Amended::Gone);
+        }
+        let rows = match self.fetch(slots::amend(slots, expected, next)).await? {
+            Ok(rows) => rows,
+            Err((code, reason)) => return Ok(Amended::Failed(slots::refused(&code, &reason))),
+        };
+        let written = slots::read_amended(&rows).map_err(|error| distrusted(&error.to_string()))?;
+        if written.pid != self.backend.pid {
+            return Err(self.moved());
+        }
+        if !written.is_held {
+            self.claims.forget(held.key);
+            self.give_orphans_back().await?;
+            return Ok(Amended::Gone);
+        }
+        let record = |written| Record { entry: next.clone(), written };
+        Ok(written.at.map_or(Amended::Changed, |at| Amended::Done(record(at))))
     }
 
     async fn publish(&mut self, message: Message) -> Result<bool, LossCause> {

@@ -489,7 +489,7 @@ pub(super) fn literal(key: Key) -> String {
 }
 
 /// A key as the lock table shows it: the two halves in one number, and the space.
-fn shown(key: Key) -> String {
+pub(super) fn shown(key: Key) -> String {
     format!("'{}'::int8,{}", key.get(), Space::of(key).number())
 }
 

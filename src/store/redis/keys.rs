@@ -16,6 +16,8 @@ pub(super) struct Keys {
     pub(super) holder: Vec<u8>,
     /// Who waits. None where everybody is told of a release.
     pub(super) queue: Option<Vec<u8>>,
+    /// What is kept of the slots of `every`. None where no key of the same slot of a cluster can be had.
+    pub(super) slots: Option<Vec<u8>>,
     pub(super) shared: Option<Shared>,
     /// They are of a layout of others, whose values are theirs.
     pub(super) is_others: bool,
@@ -68,7 +70,13 @@ impl Keys {
         // Suffixes of one length: no name with the one can be taken for another name with the other.
         let shared =
             (kind == Kind::RwLock).then(|| Shared { readers: with(&base, ":r"), intents: with(&base, ":i") });
-        Self { holder: with(&base, ":h"), queue: Some(with(&base, ":q")), shared, is_others: false }
+        Self {
+            holder: with(&base, ":h"),
+            queue: Some(with(&base, ":q")),
+            slots: Some(with(&base, ":s")),
+            shared,
+            is_others: false,
+        }
     }
 
     fn of_wakuwaku(kind: Kind, scope: &str, name: &[u8]) -> Result<Self, String> {
@@ -90,12 +98,13 @@ impl Keys {
             Self {
                 holder: with(&base, ":w"),
                 queue: Some(with(&base, ":q")),
+                slots: None,
                 shared: Some(shared),
                 is_others: true,
             }
         } else {
             // Another key of the same slot cannot be had for every name.
-            Self { holder: entity("Lock:", ""), queue: None, shared: None, is_others: true }
+            Self { holder: entity("Lock:", ""), queue: None, slots: None, shared: None, is_others: true }
         })
     }
 }

@@ -116,6 +116,25 @@ redis.call('SET', KEYS[1], token)
 return token
 ";
 
+/// KEYS slots. The clock in microseconds, and the record or nothing.
+const SLOTS: &str = r"
+local time = redis.call('TIME')
+return {string.format('%.0f', time[1] * 1000000 + time[2]), redis.call('GET', KEYS[1])}
+";
+
+/// KEYS holder, slots; ARGV value, the record that is expected or '', what comes before and after the time in the new one. Gives
+/// the new one, false where there was another, and 0 where the lock is not held. Asked again, it says the same.
+const AMEND: &str = r"
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local line = redis.call('GET', KEYS[2]) or ''
+if string.sub(line, 1, #ARGV[3]) == ARGV[3] and string.sub(line, -#ARGV[4]) == ARGV[4] then return line end
+if line ~= ARGV[2] then return false end
+local time = redis.call('TIME')
+line = ARGV[3] .. string.format('%.0f', time[1] * 1000000 + time[2]) .. ARGV[4]
+redis.call('SET', KEYS[2], line)
+return line
+";
+
 /// KEYS holder, readers or nothing. Whose it is, and for how many milliseconds yet.
 const WHO: &str = r"
 local by = redis.call('GET', KEYS[1])
@@ -137,14 +156,17 @@ pub(super) struct Scripts {
     pub(super) release_read: Script,
     pub(super) withdraw: Script,
     pub(super) mint: Script,
+    pub(super) slots: Script,
+    pub(super) amend: Script,
     pub(super) who: Script,
 }
 
 impl Scripts {
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        let Self { acquire, write, read, extend, extend_read, release, release_read, withdraw, mint, who } =
-            self;
-        [acquire, write, read, extend, extend_read, release, release_read, withdraw, mint, who].into_iter()
+        let Self { acquire, write, read, extend, extend_read, .. } = self;
+        let Self { release, release_read, withdraw, mint, slots, amend, who, .. } = self;
+        let taking = [acquire, write, read, extend, extend_read, release, release_read, withdraw];
+        taking.into_iter().chain([mint, slots, amend, who])
     }
 }
 
@@ -161,6 +183,8 @@ impl Scripts {
             release_read: script(RELEASE_READ),
             withdraw: script(WITHDRAW),
             mint: Script::new(MINT),
+            slots: Script::new(SLOTS),
+            amend: Script::new(AMEND),
             who: script(WHO),
         }
     }

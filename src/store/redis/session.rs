@@ -19,7 +19,9 @@ use super::{Common, ENFORCEMENT, wire};
 use crate::clock;
 use crate::error::{ConnectError, LossCause};
 use crate::fence::FencingToken;
-use crate::name::Key;
+use crate::name::{Key, Kind};
+use crate::redis::Layout;
+use crate::store::slots::{Amended, Entry, Looked, Moment, NoSlots, Record, Slots};
 use crate::store::{
     Answer, Ask, Call, Enforcement, Event, Exchange, Exchanged, Freed, Holder, Message, Minted, Mode,
     Presence, Return, Seen, Session, text,
@@ -320,6 +322,14 @@ impl RedisSession {
         }
     }
 
+    /// Until they have what was written on this connection before, or half of the query timeout is over.
+    fn waiting_for_replicas(&self) -> Cmd {
+        let config = &self.common.config;
+        let mut wait = cmd("WAIT");
+        wait.arg(config.target.replicas).arg(grant::whole_millis(config.query_timeout / 2));
+        wait
+    }
+
     /// Undoes grants that the replicas did not acknowledge.
     async fn undo(&mut self, answers: &mut [Answer<Held>], acknowledged: i64) {
         let wanted = self.common.config.target.replicas;
@@ -399,10 +409,45 @@ fn calling<'a>(script: &Script, keys: impl IntoIterator<Item = &'a Vec<u8>>) -> 
     command
 }
 
+/// How many replicas have what was written.
+fn acknowledged(reply: Option<Reply>) -> i64 {
+    match reply {
+        Some(Ok(Value::Int(count))) => count,
+        _ => 0,
+    }
+}
+
+fn slots_key(layout: Layout, slots: &Slots) -> Result<Vec<u8>, NoSlots> {
+    let keys = Keys::of(layout, Kind::Lock, &slots.name).map_err(NoSlots::Forbidden)?;
+    keys.slots.ok_or_else(|| {
+        NoSlots::Forbidden("wakuwaku's layout has no slots: use a name that is in no scope".to_owned())
+    })
+}
+
+fn read_look(told: Value) -> Option<Looked> {
+    let Value::Array(parts) = told else { return None };
+    let [Value::BulkString(now), record] = <[Value; 2]>::try_from(parts).ok()? else { return None };
+    let now = Moment(String::from_utf8(now).ok()?.parse().ok()?);
+    let record = match record {
+        Value::Nil => None,
+        Value::BulkString(line) => Some(read_record(line)?),
+        _ => return None,
+    };
+    Some(Looked { now, record })
+}
+
+fn read_record(line: Vec<u8>) -> Option<Record> {
+    String::from_utf8(line).ok()?.parse().ok()
+}
+
 fn foreign(keys: &Keys) -> String {
+    foreign_key(&keys.holder)
+}
+
+fn foreign_key(key: &[u8]) -> String {
+    let key = String::from_utf8_lossy(key);
     format!(
-        "the key {:?} has something that leasehold did not write: use another name, or another database",
-        String::from_utf8_lossy(&keys.holder)
+        "the key {key:?} has something that leasehold did not write: use another name, or another database"
     )
 }
 
@@ -436,12 +481,7 @@ impl Session for RedisSession {
         }
         let replicas = self.common.config.target.replicas;
         let waits_for_replicas = replicas > 0 && prepared.iter().any(Result::is_ok);
-        if waits_for_replicas {
-            let limit = grant::whole_millis(self.common.config.query_timeout / 2);
-            let mut wait = cmd("WAIT");
-            wait.arg(replicas).arg(limit);
-            commands.push(wait);
-        }
+        commands.extend(waits_for_replicas.then(|| self.waiting_for_replicas()));
         // Before them, in the order that the seam asks for; nobody looks at what comes of these.
         let gone = withdrawals.iter().filter_map(|key| Some((*key, self.waiting.remove(key)?)));
         let gone: Vec<(Key, Arc<Keys>)> = gone.collect();
@@ -452,10 +492,7 @@ impl Session for RedisSession {
         first.append(&mut commands);
 
         let Replies { mut replies, is_repeated, is_same_server } = self.carry_out(&first, false).await;
-        let acknowledged = waits_for_replicas.then(|| match replies.pop() {
-            Some(Ok(Value::Int(count))) => count,
-            _ => 0,
-        });
+        let acknowledged = waits_for_replicas.then(|| acknowledged(replies.pop()));
         if is_repeated {
             let until = clock::now() + self.common.config.ttl;
             self.doubts.extend(prepared.iter().flatten().map(|held| (held.clone(), until)));
@@ -523,6 +560,65 @@ impl Session for RedisSession {
                 Minted::Failed(refusal.told())
             }
             _ => Minted::Gone,
+        })
+    }
+
+    async fn slots(&mut self, slots: &Slots) -> Result<Result<Looked, NoSlots>, LossCause> {
+        let layout = self.common.config.target.layout;
+        let key = match slots_key(layout, slots) {
+            Ok(key) => key,
+            Err(why) => return Ok(Err(why)),
+        };
+        let asking = calling(&self.common.scripts.slots, [&key]);
+        Ok(match self.carry_out(&[asking], false).await.replies.pop() {
+            Some(Ok(told)) => read_look(told).ok_or_else(|| NoSlots::Failed(foreign_key(&key))),
+            Some(Err(refusal)) if refusal.meaning() == Meaning::Foreign => {
+                Err(NoSlots::Forbidden(foreign_key(&key)))
+            }
+            Some(Err(refusal)) => Err(NoSlots::Failed(refusal.told())),
+            None => Err(NoSlots::Failed("the server did not answer".to_owned())),
+        })
+    }
+
+    async fn amend(
+        &mut self,
+        held: &Held,
+        slots: &Slots,
+        expected: Option<&Record>,
+        next: &Entry,
+    ) -> Result<Amended, LossCause> {
+        let Common { config, scripts, .. } = &*self.common;
+        let key = match slots_key(config.target.layout, slots) {
+            Ok(key) => key,
+            Err(why) => return Ok(Amended::Failed(why)),
+        };
+        let Entry { number, at, run, phase, by } = next;
+        let expected = expected.map(Record::to_string).unwrap_or_default();
+        let mut amending = calling(&scripts.amend, [&held.keys.holder, &key]);
+        amending.arg(&*held.value).arg(expected);
+        amending
+            .arg(format!("slot {number} of {} run {run} {} ", at.0, phase.word()))
+            .arg(format!(" by {by}"));
+        let replicas = config.target.replicas;
+        let mut commands = vec![amending];
+        commands.extend((replicas > 0).then(|| self.waiting_for_replicas()));
+        let mut replies = self.carry_out(&commands, false).await.replies.into_iter();
+        let failed = |why: String| Amended::Failed(NoSlots::Failed(why));
+        let amended = match replies.next() {
+            Some(Ok(Value::Int(0))) => Amended::Gone,
+            Some(Ok(Value::Nil)) => Amended::Changed,
+            Some(Ok(Value::BulkString(line))) => match read_record(line) {
+                Some(record) => Amended::Done(record),
+                None => failed(foreign_key(&key)),
+            },
+            Some(Err(refusal)) => failed(refusal.told()),
+            _ => failed("the server did not answer".to_owned()),
+        };
+        Ok(match (amended, acknowledged(replies.next())) {
+            (Amended::Done(_), count) if count < i64::from(replicas) => {
+                failed(format!("{count} of {replicas} replicas acknowledged the slot in time"))
+            }
+            (amended, _) => amended,
         })
     }
 
