@@ -7,30 +7,53 @@ use anyhow::{Context as _, bail, ensure};
 use crate::report::Goal;
 
 pub(crate) const USAGE: &str = "\
-usage: cargo bench --bench locks -- [--quick] [--json] [--allowance FACTOR]
+usage: cargo bench --bench locks [--features redis] -- [--quick] [--json] [--allowance FACTOR] [--store STORE]
 
 Measures what critical sections cost: a cycle of acquire and release, many of them at once, what others on the server notice
-of them, hand-over, sessions and memory; beside each, what the same costs in plain SQL. Prints a Markdown table. Exits with 1 if
-a goal is missed.
+of them, hand-over, sessions and memory; beside each, what the same costs in plain SQL or in plain commands. Prints a Markdown
+table. Exits with 1 if a goal is missed.
 
   --quick   fewer rounds and shorter ones. Two kinds of figures are shown, but not judged: how cycles compare to raw round trips,
             which depends on what the machine takes to wake a thread more than on anything that a change does; and memory,
             whose goals are those of an optimised build
   --json    a line of JSON for each figure; the table goes to standard error
   --allowance FACTOR
-            for a machine that is busy with something else: goals for time are that many times as easy to reach";
+            for a machine that is busy with something else: goals for time are that many times as easy to reach
+  --store STORE
+            only on that store: postgres or redis (a feature of the build). Else on every one of the build";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    Postgres,
+    #[cfg(feature = "redis")]
+    Redis,
+}
+
+impl Store {
+    fn parse(name: &str) -> anyhow::Result<Self> {
+        match name {
+            "postgres" => Ok(Self::Postgres),
+            #[cfg(feature = "redis")]
+            "redis" => Ok(Self::Redis),
+            #[cfg(not(feature = "redis"))]
+            "redis" => bail!("this build is without Redis: --features redis"),
+            other => bail!("there is no store {other}\n{USAGE}"),
+        }
+    }
+}
 
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
     pub(crate) is_quick: bool,
     pub(crate) is_json: bool,
     allowance: f64,
+    only: Option<Store>,
 }
 
 impl Arguments {
     /// `None` is a cry for help.
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Option<Self>> {
-        let mut parsed = Self { is_quick: false, is_json: false, allowance: 1.0 };
+        let mut parsed = Self { is_quick: false, is_json: false, allowance: 1.0, only: None };
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "-h" | "--help" => return Ok(None),
@@ -41,12 +64,20 @@ impl Arguments {
                     parsed.allowance = factor.parse().context("--allowance needs a number")?;
                     ensure!(parsed.allowance >= 1.0, "an allowance is at least 1");
                 }
+                "--store" => {
+                    let store = arguments.next().context("--store needs a store")?;
+                    parsed.only = Some(Store::parse(&store)?);
+                }
                 // Cargo says that to every bench.
                 "--bench" => {}
                 other => bail!("there is no {other}\n{USAGE}"),
             }
         }
         Ok(Some(parsed))
+    }
+
+    pub(crate) fn has(self, store: Store) -> bool {
+        self.only.is_none_or(|only| only == store)
     }
 
     /// A goal for time.

@@ -127,8 +127,8 @@ async fn on_their_own(target: &PgConnectOptions, window: Duration) -> anyhow::Re
     sum(tasks.join_all().await)
 }
 
-fn sum<E: std::error::Error + Send + Sync + 'static>(counts: Vec<Result<u64, E>>) -> anyhow::Result<f64> {
-    let sum: u64 = counts.into_iter().sum::<Result<_, E>>()?;
+pub(crate) fn sum<E: Into<anyhow::Error>>(counts: Vec<Result<u64, E>>) -> anyhow::Result<f64> {
+    let sum: u64 = counts.into_iter().sum::<Result<_, E>>().map_err(Into::into)?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     Ok(sum as f64)
 }

@@ -4,10 +4,12 @@
 //! cargo bench --bench locks              # about two minutes
 //! cargo bench --bench locks -- --quick   # under one
 //! cargo bench --bench locks -- --help
+//! cargo bench --bench locks --features redis -- --store redis
 //! ```
 //!
-//! On a PostgreSQL server of the bench's own, by TCP, with default options. Beside each figure stands its *limit*: what
-//! the same costs in plain SQL on connections of the same client library, measured in the same run, in turn.
+//! On a PostgreSQL server of the bench's own, and with the feature `redis` on a Redis server, by TCP, with default options.
+//! Beside each figure stands its *limit*: what the same costs in plain SQL, or in plain commands, on connections of the same
+//! client library, measured in the same run, in turn.
 
 // A plain program of tests' parts, which may unwrap.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -29,6 +31,8 @@ mod holding;
 #[cfg(target_os = "linux")]
 #[path = "../shared/raw.rs"]
 mod raw;
+#[cfg(all(target_os = "linux", feature = "redis"))]
+mod redis_cycles;
 #[cfg(target_os = "linux")]
 #[path = "../shared/report.rs"]
 #[allow(dead_code, reason = "shared with another bench")]
@@ -44,6 +48,8 @@ mod support {
     mod kept;
     pub(crate) mod postgres;
     mod programs;
+    #[cfg(feature = "redis")]
+    pub(crate) mod redis;
     mod wait;
 
     pub(crate) use self::wait::{eventually, now, until};

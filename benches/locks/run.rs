@@ -2,9 +2,13 @@
 
 use std::process::ExitCode;
 
-use crate::arguments::{Arguments, USAGE};
-use crate::report::{self, BUILD, load, table};
+use crate::arguments::{Arguments, Store, USAGE};
+#[cfg(feature = "redis")]
+use crate::redis_cycles;
+use crate::report::{self, BUILD, Row, load, table};
 use crate::support::postgres::{Cluster, Login};
+#[cfg(feature = "redis")]
+use crate::support::redis::Server;
 use crate::{bystander, child, cycles, fences, hand_over, holding, now};
 
 /// More than the plain connections of all that is compared.
@@ -26,8 +30,31 @@ pub(crate) fn main() -> anyhow::Result<ExitCode> {
 
 async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let (since, load_before) = (now(), load()?);
+    let (mut rows, mut servers) = (Vec::new(), Vec::new());
+    if arguments.has(Store::Postgres) {
+        servers.push(on_postgres(arguments, &mut rows).await?);
+    }
+    #[cfg(feature = "redis")]
+    if arguments.has(Store::Redis) {
+        servers.push(on_redis(arguments, &mut rows).await?);
+    }
+
+    let summary = format!(
+        "{}\nMedian of {} rounds of each figure and its limit, in turn. {}. {} cores. Load average before {load_before}, \
+         after {}. {BUILD} All of it took {} s.",
+        table(&rows),
+        arguments.rounds(),
+        servers.join("; "),
+        std::thread::available_parallelism()?,
+        load()?,
+        now().saturating_sub(since).as_secs(),
+    );
+    Ok(report::publish(&rows, &summary, arguments.is_json))
+}
+
+/// Tells what server it was.
+async fn on_postgres(arguments: Arguments, rows: &mut Vec<Row>) -> anyhow::Result<String> {
     let server = Cluster::with(Login::Trust, &[MAX_CONNECTIONS]);
-    let mut rows = Vec::new();
     eprintln!("cycles, one after the other");
     rows.push(cycles::one_by_one(&server, arguments).await?);
     eprintln!("cycles, many at once");
@@ -41,15 +68,13 @@ async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
     eprintln!("held and waited for");
     rows.extend(holding::rows(&server, arguments).await?);
     let version: String = server.admin().one("SHOW server_version");
+    Ok(format!("PostgreSQL {version} on loopback, without fsync"))
+}
 
-    let summary = format!(
-        "{}\nMedian of {} rounds of each figure and its limit, in turn. PostgreSQL {version} on loopback, without fsync. {} cores. \
-         Load average before {load_before}, after {}. {BUILD} All of it took {} s.",
-        table(&rows),
-        arguments.rounds(),
-        std::thread::available_parallelism()?,
-        load()?,
-        now().saturating_sub(since).as_secs(),
-    );
-    Ok(report::publish(&rows, &summary, arguments.is_json))
+#[cfg(feature = "redis")]
+async fn on_redis(arguments: Arguments, rows: &mut Vec<Row>) -> anyhow::Result<String> {
+    let server = Server::start();
+    eprintln!("cycles on Redis");
+    rows.extend(redis_cycles::rows(&server, arguments).await?);
+    Ok(format!("Redis {} on loopback, without persistence", server.info("redis_version")))
 }

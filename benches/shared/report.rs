@@ -43,6 +43,10 @@ impl Spread {
         self.0.push(value);
     }
 
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn median(&self) -> f64 {
         let mut values = self.0.clone();
         values.sort_unstable_by(f64::total_cmp);
