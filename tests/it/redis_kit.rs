@@ -283,6 +283,10 @@ async fn a_line_without_answers_still_carries_what_is_asked() {
     proxy.cut_answers();
     let asked = asks(connection, |it| set(it, "k"));
     until("it is carried out", || server.get("k").is_some()).await;
+    // Time enough for an answer.
+    for _ in 0..200 {
+        server.ask::<()>(&["PING"]);
+    }
     assert!(!asked.is_finished());
     proxy.heal();
     asked.join().unwrap().unwrap();
