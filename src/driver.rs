@@ -28,11 +28,11 @@ use tracing::{debug, error, info, warn};
 use crate::clock;
 use crate::driver::command::{Id, Report, Request};
 pub(crate) use crate::driver::machine::ANSWER_LIMIT;
-use crate::driver::machine::{Machine, Statement};
+use crate::driver::machine::{Batch, Machine, Statement};
 use crate::error::{ConnectError, LossCause};
 use crate::options::Options;
 use crate::sabotage::Sabotage;
-use crate::store::{Event, Session, Store};
+use crate::store::{Event, Exchanged, Session, Store};
 
 /// Longest first wait before reconnecting; it doubles up to the retry interval. Short, since most outages are.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -74,6 +74,7 @@ impl<S: Store> Driver<S> {
             Machine::new(Arc::clone(&options), report.borrow().enforcement, machine_rng, clock::now());
         let inbox = Inbox {
             machine,
+            answered: None,
             requests,
             eager: None,
             closers: Vec::new(),
@@ -190,6 +191,7 @@ impl<S: Store> Driver<S> {
             if let Err(cause) = inbox.machine.on_time(now) {
                 break cause;
             }
+            // Before the last answers are told: the store has something to do meanwhile.
             if let Some(statement) = inbox.machine.next_statement(now) {
                 if let Err(cause) = carry_out(session, inbox, options, statement).await {
                     break cause;
@@ -197,6 +199,12 @@ impl<S: Store> Driver<S> {
                 *failures = 0;
                 report.send_modify(|report| report.answered = Some(clock::now()));
                 continue;
+            }
+            if inbox.answered.is_some() {
+                match inbox.tell_answers() {
+                    Ok(()) => continue,
+                    Err(cause) => break cause,
+                }
             }
             if inbox.is_done() {
                 return Served::Done;
@@ -212,6 +220,8 @@ impl<S: Store> Driver<S> {
             // Events that come faster than they are taken must not keep the runtime from its timers and sockets.
             tokio::task::yield_now().await;
         };
+        // It is lost either way.
+        inbox.tell_answers().ok();
         Served::Lost(lost)
     }
 
@@ -254,7 +264,10 @@ async fn carry_out<S: Store>(
             }
         }
         Statement::Exchange(batch) => match inbox.answer(limit, session.exchange(&batch.exchange)).await {
-            Ok(exchanged) => return inbox.machine.on_exchange(batch, exchanged, sent, clock::now()),
+            Ok(exchanged) => {
+                inbox.answered = Some(Answered { batch, exchanged, sent });
+                return Ok(());
+            }
             Err(cause) => (Statement::Exchange(batch), cause),
         },
         Statement::Publish(message, reply) => {
@@ -308,9 +321,18 @@ async fn carry_out<S: Store>(
     Err(cause)
 }
 
+/// The answers to an exchange, which nobody has been told of yet.
+struct Answered<H> {
+    batch: Batch<H>,
+    exchanged: Exchanged<H>,
+    sent: Instant,
+}
+
 /// What the driver is asked, and what it knows.
 struct Inbox<S: Store> {
     machine: Machine<HeldOf<S>>,
+    /// Told as soon as the next statement is on its way, if there is one.
+    answered: Option<Answered<HeldOf<S>>>,
     requests: mpsc::UnboundedReceiver<Request>,
     /// Who waits for the first connection.
     eager: Option<oneshot::Sender<Result<(), ConnectError>>>,
@@ -354,8 +376,11 @@ impl<S: Store> Inbox<S> {
         enough: impl Fn(&Self, Instant) -> bool,
     ) -> Result<Option<F::Output>, LossCause> {
         let mut work = pin!(work);
-        let mut request = None;
+        let (mut request, mut is_sent) = (None, false);
         loop {
+            if is_sent {
+                self.tell_answers()?;
+            }
             // Once for all that follows: with many tasks, this loop is where the driver spends its time.
             let now = clock::now();
             if let Some(request) = request.take() {
@@ -376,6 +401,7 @@ impl<S: Store> Inbox<S> {
                 output = &mut work => return Ok(Some(output)),
                 taken = self.requests.recv(), if !self.handles_gone => request = Some(taken),
                 () = clock::sleep_until_some(wake) => {}
+                () = tokio::task::yield_now(), if self.answered.is_some() => is_sent = true,
             }
         }
     }
@@ -386,9 +412,23 @@ impl<S: Store> Inbox<S> {
         limit: Duration,
         statement: impl Future<Output = Result<T, LossCause>>,
     ) -> Result<T, LossCause> {
-        match self.meanwhile(tokio::time::timeout(limit, statement), |_| false).await? {
+        let answer = self.meanwhile(tokio::time::timeout(limit, statement), |_| false).await?;
+        self.tell_answers()?;
+        match answer {
             Some(Ok(answer)) => answer,
             Some(Err(_)) | None => Err(LossCause::Timeout { limit }),
+        }
+    }
+
+    /// # Errors
+    ///
+    /// The cause, if a deadline had passed before the answers came.
+    fn tell_answers(&mut self) -> Result<(), LossCause> {
+        match self.answered.take() {
+            Some(Answered { batch, exchanged, sent }) => {
+                self.machine.on_exchange(batch, exchanged, sent, clock::now())
+            }
+            None => Ok(()),
         }
     }
 

@@ -22,8 +22,8 @@ use tracing::{debug, error, info, warn};
 use self::candidate::{Barrier, Before, Candidate, Phase, Waiting};
 pub(crate) use self::rollcall::ANSWER_LIMIT;
 use self::seats::Seats;
-pub(crate) use self::statement::Statement;
-use self::statement::{Batch, Check, Errand, Heartbeat, Inquiry, Passage, Release, Task};
+pub(crate) use self::statement::{Batch, Statement};
+use self::statement::{Check, Errand, Heartbeat, Inquiry, Passage, Release, Task};
 use super::command::{Admission, Again, Command, Id, NotLooked, Parting, Place};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
@@ -41,7 +41,7 @@ pub(crate) struct Machine<H> {
     /// Leases whose jobs have ended, to be released with the next exchange.
     releases: Vec<Release<H>>,
     /// A release is on its way.
-    is_releasing: bool,
+    releasing: usize,
     /// Keys that nobody here waits for any more.
     withdrawals: Vec<Key>,
     checks: Vec<Check>,
@@ -88,7 +88,7 @@ impl<H: Clone> Machine<H> {
             rng,
             candidates: Seats::new(),
             releases: Vec::new(),
-            is_releasing: false,
+            releasing: 0,
             withdrawals: Vec::new(),
             checks: Vec::new(),
             errands: VecDeque::new(),
@@ -112,7 +112,7 @@ impl<H: Clone> Machine<H> {
 
     /// Whether nobody but these has a seat, and every lease has been released.
     pub(crate) fn is_left_to(&self, ids: &[Id]) -> bool {
-        self.releases.is_empty() && !self.is_releasing && self.candidates.ids().all(|id| ids.contains(&id))
+        self.releases.is_empty() && self.releasing == 0 && self.candidates.ids().all(|id| ids.contains(&id))
     }
 
     /// Until when the session of a lost lease has to stay open: `None` if every job of such a lease has ended, else
@@ -608,7 +608,7 @@ impl<H: Clone> Machine<H> {
             });
         }
         let releases = std::mem::take(&mut self.releases);
-        self.is_releasing = !releases.is_empty();
+        self.releasing += releases.len();
         let exchange = Exchange {
             releases: releases
                 .iter()
@@ -708,7 +708,7 @@ impl<H: Clone> Machine<H> {
             }
         }
         self.poll_at = None;
-        self.is_releasing = false;
+        self.releasing = 0;
         self.withdrawals.clear();
         for check in self.checks.drain(..) {
             check.reply.send(false).ok();

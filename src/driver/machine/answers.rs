@@ -66,7 +66,7 @@ impl<H: Clone> Machine<H> {
         sent: Instant,
         now: Instant,
     ) -> Result<(), LossCause> {
-        self.is_releasing = false;
+        self.releasing = self.releasing.saturating_sub(batch.releases.len());
         self.wake_waiting(&batch.releases, now);
         for (release, ours) in batch.releases.into_iter().zip(exchanged.released) {
             let (name, term, identity) = (&release.name, release.term, &self.options.identity);

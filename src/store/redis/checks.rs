@@ -32,8 +32,7 @@ pub(super) struct Found {
 pub(super) async fn look(link: &mut Link) -> Result<Found, ConnectError> {
     let mut info = cmd("INFO");
     info.arg(&["server", "replication", "memory", "persistence", "cluster"]);
-    let replies = link.send(&[&info]).await.map_err(|error| refusal::of_connect(&error))?;
-    match replies.into_iter().next() {
+    match link.ask(info).await.map_err(|error| refusal::of_connect(&error))? {
         Some(Ok(value)) => Ok(Found::read(&texts(value).join("\n"))),
         Some(Err(refusal)) if refusal.code == "NOPERM" => {
             Ok(Found { denied: Some(refusal.told()), ..Found::default() })

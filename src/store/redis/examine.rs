@@ -142,7 +142,7 @@ async fn latency(link: &mut Link, options: &Options) -> Result<Check, ConnectErr
     let mut times = Vec::with_capacity(ROUND_TRIPS);
     for _ in 0..ROUND_TRIPS {
         let sent = clock::now();
-        link.send(&[&cmd("PING")]).await.map_err(|error| refusal::of_connect(&error))?;
+        link.ask(cmd("PING")).await.map_err(|error| refusal::of_connect(&error))?;
         times.push(clock::now() - sent);
     }
     times.sort_unstable();

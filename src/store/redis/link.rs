@@ -80,20 +80,16 @@ impl Link {
     }
 
     /// Sends commands in one write, and gives a reply for each. In a cluster each goes to its node.
-    pub(super) async fn send(&mut self, commands: &[&Cmd]) -> Result<Vec<Reply>, RedisError> {
+    pub(super) async fn send(&mut self, commands: &Pipeline) -> Result<Vec<Reply>, RedisError> {
         match &mut self.connection {
             Connection::Server(connection) => {
-                let mut pipeline = Pipeline::with_capacity(commands.len());
-                for command in commands {
-                    pipeline.add_command((*command).clone());
-                }
-                let values = connection.send_packed_commands(&pipeline, 0, commands.len()).await?;
+                let values = connection.send_packed_commands(commands, 0, commands.len()).await?;
                 Ok(values.into_iter().map(Refusal::or_value).collect())
             }
             Connection::Cluster(connection) => {
                 let mut sent = JoinSet::new();
-                for (nth, command) in commands.iter().enumerate() {
-                    let (mut connection, command) = (connection.clone(), (*command).clone());
+                for (nth, command) in commands.cmd_iter().enumerate() {
+                    let (mut connection, command) = (connection.clone(), command.clone());
                     sent.spawn(async move { (nth, command.query_async::<Value>(&mut connection).await) });
                 }
                 let mut replies: Vec<Option<Reply>> = vec![None; commands.len()];
@@ -104,6 +100,11 @@ impl Link {
                 Ok(replies.into_iter().flatten().collect())
             }
         }
+    }
+
+    /// As [`send`](Self::send), for one.
+    pub(super) async fn ask(&mut self, command: Cmd) -> Result<Option<Reply>, RedisError> {
+        Ok(self.send(&batch([command])).await?.pop())
     }
 
     /// Makes the server, or every node, know the scripts.
@@ -127,6 +128,15 @@ impl Link {
             Connection::Cluster(connection) => connection.subscribe(channels).await,
         }
     }
+}
+
+/// Commands to be sent in one write.
+pub(super) fn batch(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
+    let mut pipeline = Pipeline::new();
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    pipeline
 }
 
 /// As whoever made it wanted it, but with pushes on the same connection, and without bytes that are sent on for long after it

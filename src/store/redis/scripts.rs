@@ -23,6 +23,9 @@ local function wake(queue, channel, message)
 end
 ";
 
+// What every lock passes through, `ACQUIRE`, `EXTEND` and `RELEASE`, does without the prelude: making its functions takes the
+// server as long as one of its commands.
+
 /// KEYS holder, queue; ARGV value, ttl, session, life. Who is refused waits in the queue.
 const ACQUIRE: &str = r"
 local by = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2], 'GET')
@@ -30,7 +33,9 @@ if not by or by == ARGV[1] then
   redis.call('ZREM', KEYS[2], ARGV[3])
   return false
 end
-put(KEYS[2], ARGV[3], ARGV[4])
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4], ARGV[3])
+if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
 return by
 ";
 
@@ -84,7 +89,7 @@ return 1
 const RELEASE: &str = r"
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])
-wake(KEYS[2], ARGV[2], ARGV[3])
+if not KEYS[2] or redis.call('EXISTS', KEYS[2]) == 1 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return 1
 ";
 
@@ -174,12 +179,12 @@ impl Scripts {
     pub(super) fn new() -> Self {
         let script = |body: &str| Script::new(&format!("{PRELUDE}{body}"));
         Self {
-            acquire: script(ACQUIRE),
+            acquire: Script::new(ACQUIRE),
             write: script(WRITE),
             read: script(READ),
             extend: Script::new(EXTEND),
             extend_read: script(EXTEND_READ),
-            release: script(RELEASE),
+            release: Script::new(RELEASE),
             release_read: script(RELEASE_READ),
             withdraw: script(WITHDRAW),
             mint: Script::new(MINT),

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use redis::{Cmd, PushKind, Script, Value, cmd};
+use redis::{Cmd, Pipeline, PushKind, Script, Value, cmd};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::checks::{self, Found};
 use super::grant::{self, Held, Token};
 use super::keys::{self, Keys, Shared};
-use super::link::{Link, Reply};
+use super::link::{Link, Reply, batch};
 use super::refusal::{self, Meaning, Refusal};
 use super::{Common, ENFORCEMENT, wire};
 use crate::clock;
@@ -29,6 +29,10 @@ use crate::store::{
 
 /// How long it waits before it connects again, at first and at the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// Of a command of ours: room for the usual ones.
+const MOST_ARGUMENTS: usize = 12;
+const USUAL_BYTES: usize = 384;
 
 /// How many keys the server looks at before others have their turn.
 const KEYS_AT_ONCE: usize = 1_000;
@@ -112,7 +116,7 @@ impl RedisSession {
         name.arg("SETNAME").arg(format!("leasehold/{}", config.identity));
         // For people only. A cluster's connections are made by its client.
         if !link.is_cluster() {
-            link.send(&[&name]).await.map_err(|error| refusal::of_connect(&error))?;
+            link.ask(name).await.map_err(|error| refusal::of_connect(&error))?;
         }
         (self.link, self.found, self.shortfalls) = (Some(link), found, shortfalls);
         Ok(())
@@ -128,8 +132,7 @@ impl RedisSession {
         }
         debug!(grants = undone.len(), "undoes what an earlier session may have left behind");
         let Some(link) = &mut self.link else { return Ok(()) };
-        let commands: Vec<&Cmd> = undone.iter().collect();
-        let replies = link.send(&commands).await.map_err(|error| refusal::of_connect(&error))?;
+        let replies = link.send(&batch(undone)).await.map_err(|error| refusal::of_connect(&error))?;
         match replies.into_iter().find_map(Result::err).filter(|it| it.meaning() != Meaning::Foreign) {
             Some(refusal) => Err(refusal::of_answer(&refusal)),
             None => Ok(()),
@@ -146,22 +149,27 @@ impl RedisSession {
 
     /// Sends a batch until every command has its reply, over as many connections as it takes. `is_write`: until the server
     /// can write, too.
-    async fn carry_out(&mut self, commands: &[Cmd], is_write: bool) -> Replies {
+    async fn carry_out(&mut self, commands: impl IntoIterator<Item = Cmd>, is_write: bool) -> Replies {
+        let mut commands = batch(commands);
+        let mut missing: Vec<usize> = (0..commands.len()).collect();
         let mut replies: Vec<Option<Reply>> = vec![None; commands.len()];
         let run = self.found.run.clone();
         let (mut pause, mut is_repeated) = (PAUSES.0, false);
-        loop {
-            let pending: Vec<usize> = (0..commands.len()).filter(|nth| replies[*nth].is_none()).collect();
-            if pending.is_empty() {
-                break;
+        while !missing.is_empty() {
+            let attempt = self.attempt(&commands, &missing, &mut replies, is_write).await;
+            let pending = |nth: &usize| replies[missing[*nth]].is_none();
+            let again: Vec<usize> = (0..missing.len()).filter(pending).collect();
+            if !again.is_empty() {
+                let of_all: Vec<&Cmd> = commands.cmd_iter().collect();
+                commands = batch(again.iter().map(|nth| of_all[*nth].clone()));
             }
-            match self.attempt(commands, &pending, &mut replies, is_write).await {
-                Ok(()) => continue,
-                Err(reason) => debug!(reason, "asks again"),
+            missing = again.into_iter().map(|nth| missing[nth]).collect();
+            if let Err(reason) = attempt {
+                debug!(reason, "asks again");
+                is_repeated = true;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSES.1);
             }
-            is_repeated = true;
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
         }
         let is_same_server = run.is_some() && run == self.found.run;
         Replies { replies: replies.into_iter().flatten().collect(), is_repeated, is_same_server }
@@ -170,8 +178,8 @@ impl RedisSession {
     /// One attempt at those that have no reply yet. The reason for another one, after a pause.
     async fn attempt(
         &mut self,
-        commands: &[Cmd],
-        pending: &[usize],
+        commands: &Pipeline,
+        missing: &[usize],
         replies: &mut [Option<Reply>],
         is_write: bool,
     ) -> Result<(), String> {
@@ -179,13 +187,12 @@ impl RedisSession {
             self.reopen().await.map_err(|error| error.to_string())?;
         }
         let Some(link) = &mut self.link else { return Err("no connection".to_owned()) };
-        let sent: Vec<&Cmd> = pending.iter().map(|nth| &commands[*nth]).collect();
-        let answers = match link.send(&sent).await {
+        let answers = match link.send(commands).await {
             Ok(answers) => answers,
             Err(error) => return Err(self.interrupted(&error.to_string())),
         };
         let (mut forgotten, mut elsewhere, mut not_now) = (false, None, None);
-        for (nth, reply) in pending.iter().zip(answers) {
+        for (nth, reply) in missing.iter().zip(answers) {
             match reply.as_ref().map_err(|refusal| (refusal.meaning(), refusal.told())) {
                 Err((Meaning::NoScript, _)) => forgotten = true,
                 Err((Meaning::Elsewhere, told)) => elsewhere = Some(told),
@@ -273,8 +280,15 @@ impl RedisSession {
                 command
             }
             _ => {
-                let mut command = cmd("SET");
-                command.arg(&**holder).arg(&*held.value).arg("NX").arg("PX").arg(held.ttl).arg("GET");
+                let mut command = Cmd::with_capacity(MOST_ARGUMENTS, USUAL_BYTES);
+                command
+                    .arg("SET")
+                    .arg(&**holder)
+                    .arg(&*held.value)
+                    .arg("NX")
+                    .arg("PX")
+                    .arg(held.ttl)
+                    .arg("GET");
                 command
             }
         }
@@ -344,7 +358,7 @@ impl RedisSession {
             }
         }
         let commands: Vec<Cmd> = undone.iter().map(|held| self.releasing(held, false)).collect();
-        self.carry_out(&commands, true).await;
+        self.carry_out(commands, true).await;
         for held in &undone {
             self.grants.remove(&held.token);
         }
@@ -357,7 +371,7 @@ impl RedisSession {
         while clock::now() < until {
             let mut scan = cmd("SCAN");
             scan.arg(cursor.as_slice()).arg("MATCH").arg(keys::LEADERS).arg("COUNT").arg(KEYS_AT_ONCE);
-            let Some(Ok(Value::Array(page))) = self.carry_out(&[scan], false).await.replies.pop() else {
+            let Some(Ok(Value::Array(page))) = self.carry_out([scan], false).await.replies.pop() else {
                 break;
             };
             let Ok([Value::BulkString(next), Value::Array(found)]) = <[Value; 2]>::try_from(page) else {
@@ -370,7 +384,7 @@ impl RedisSession {
             let found: Vec<_> = found.collect();
             let ask = |(_, key): &(Key, Vec<u8>)| calling(&self.common.scripts.who, [key]);
             let asks: Vec<Cmd> = found.iter().map(ask).collect();
-            for ((key, _), told) in found.iter().zip(self.carry_out(&asks, false).await.replies) {
+            for ((key, _), told) in found.iter().zip(self.carry_out(asks, false).await.replies) {
                 leaders.extend(told.ok().and_then(grant::holder).map(|(session, who)| (*key, session, who)));
             }
             if next == b"0" {
@@ -386,7 +400,7 @@ impl RedisSession {
         let prefix = keys::own_channel(self.common.database(), "");
         let mut channels = cmd("PUBSUB");
         channels.arg("CHANNELS").arg(format!("{prefix}*"));
-        let Some(Ok(Value::Array(found))) = self.carry_out(&[channels], false).await.replies.pop() else {
+        let Some(Ok(Value::Array(found))) = self.carry_out([channels], false).await.replies.pop() else {
             return Vec::new();
         };
         let session = |channel: Value| match channel {
@@ -401,8 +415,8 @@ impl RedisSession {
 
 fn calling<'a>(script: &Script, keys: impl IntoIterator<Item = &'a Vec<u8>>) -> Cmd {
     let keys: Vec<&Vec<u8>> = keys.into_iter().collect();
-    let mut command = cmd("EVALSHA");
-    command.arg(script.get_hash()).arg(keys.len());
+    let mut command = Cmd::with_capacity(MOST_ARGUMENTS, USUAL_BYTES);
+    command.arg("EVALSHA").arg(script.get_hash()).arg(keys.len());
     for key in keys {
         command.arg(&**key);
     }
@@ -491,7 +505,7 @@ impl Session for RedisSession {
         let others = first.len();
         first.append(&mut commands);
 
-        let Replies { mut replies, is_repeated, is_same_server } = self.carry_out(&first, false).await;
+        let Replies { mut replies, is_repeated, is_same_server } = self.carry_out(first, false).await;
         let acknowledged = waits_for_replicas.then(|| acknowledged(replies.pop()));
         if is_repeated {
             let until = clock::now() + self.common.config.ttl;
@@ -527,7 +541,7 @@ impl Session for RedisSession {
         if commands.is_empty() {
             commands.push(cmd("PING"));
         }
-        let replies = self.carry_out(&commands, true).await.replies;
+        let replies = self.carry_out(commands, true).await.replies;
         let is_ours = |reply: Reply| reply == Ok(Value::Int(1));
         let ours: Vec<bool> = replies.into_iter().map(is_ours).take(held.len()).collect();
         for (held, _) in held.iter().zip(&ours).filter(|(_, ours)| !**ours) {
@@ -540,7 +554,7 @@ impl Session for RedisSession {
         // The token first: if the lease is ours afterwards, it was when the token was made.
         let mut mint = cmd("EVALSHA");
         mint.arg(self.common.scripts.mint.get_hash()).arg(1).arg(keys::counter(held.key));
-        let mut replies = self.carry_out(&[mint], false).await.replies;
+        let mut replies = self.carry_out([mint], false).await.replies;
         let token = match replies.pop() {
             Some(Ok(Value::BulkString(token))) => {
                 let token = String::from_utf8(token).ok().and_then(|token| token.parse::<u64>().ok());
@@ -550,7 +564,7 @@ impl Session for RedisSession {
             _ => None,
         };
         let extending = self.extending(held);
-        let is_ours = self.carry_out(&[extending], false).await.replies.pop();
+        let is_ours = self.carry_out([extending], false).await.replies.pop();
         Ok(match (is_ours, token) {
             (Some(Ok(Value::Int(1))), Some(token)) => Minted::Token(token),
             (Some(Ok(Value::Int(1))), None) => {
@@ -570,7 +584,7 @@ impl Session for RedisSession {
             Err(why) => return Ok(Err(why)),
         };
         let asking = calling(&self.common.scripts.slots, [&key]);
-        Ok(match self.carry_out(&[asking], false).await.replies.pop() {
+        Ok(match self.carry_out([asking], false).await.replies.pop() {
             Some(Ok(told)) => read_look(told).ok_or_else(|| NoSlots::Failed(foreign_key(&key))),
             Some(Err(refusal)) if refusal.meaning() == Meaning::Foreign => {
                 Err(NoSlots::Forbidden(foreign_key(&key)))
@@ -602,7 +616,7 @@ impl Session for RedisSession {
         let replicas = config.target.replicas;
         let mut commands = vec![amending];
         commands.extend((replicas > 0).then(|| self.waiting_for_replicas()));
-        let mut replies = self.carry_out(&commands, false).await.replies.into_iter();
+        let mut replies = self.carry_out(commands, false).await.replies.into_iter();
         let failed = |why: String| Amended::Failed(NoSlots::Failed(why));
         let amended = match replies.next() {
             Some(Ok(Value::Int(0))) => Amended::Gone,
@@ -640,7 +654,7 @@ impl Session for RedisSession {
             command
         };
         let commands: Vec<Cmd> = text::write(&message, wire::LIMIT).into_iter().map(telling).collect();
-        let replies = self.carry_out(&commands, false).await.replies;
+        let replies = self.carry_out(commands, false).await.replies;
         let refused: Option<Refusal> = replies.into_iter().find_map(Result::err);
         if let Some(refusal) = &refused {
             warn!(reason = refusal.told(), "a message could not be sent");
@@ -659,7 +673,7 @@ impl Session for RedisSession {
             }
         }
         let mut holders = vec![None; keys.len()];
-        let replies = self.carry_out(&commands, false).await.replies;
+        let replies = self.carry_out(commands, false).await.replies;
         for (nth, told) in asked.into_iter().zip(replies) {
             holders[nth] = told.ok().and_then(grant::holder).map(|(_, holder)| holder);
         }
@@ -707,7 +721,7 @@ impl Session for RedisSession {
         let queued: Vec<Cmd> =
             self.waiting.iter().filter_map(|(key, keys)| self.withdrawing(*key, keys)).collect();
         let commands: Vec<Cmd> = left.into_iter().chain(queued).chain(self.undoing()).collect();
-        self.carry_out(&commands, false).await;
+        self.carry_out(commands, false).await;
         self.grants.clear();
         self.doubts.clear();
     }
