@@ -12,7 +12,8 @@ use crate::driver::term::Reason;
 ///
 /// On PostgreSQL it is the number of a transaction that was flushed to disk before the token was given, so it outlives a
 /// crash of the server; an asynchronous failover, or a move to another cluster by dump or replication, can repeat one. On
-/// files it is a counter on disk that is never behind the clock, so that it goes on where the counter was lost.
+/// files it is a counter on disk that is never behind the clock, so that it goes on where the counter was lost; on Redis the
+/// same in the server, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(i64);
 

@@ -69,13 +69,16 @@
 //! * It cannot stop a job that blocks its thread: that is reported as [`State::Overrun`], and nothing is started beside
 //!   it in the same process. Tasks that a job has spawned are the job's own to end.
 //! * The file store is for one host, and never frees the lease of a process that is frozen.
+//! * On Redis, replication is asynchronous: a failover can lose a lease that was granted, and then two may lead until the
+//!   first one notices. Fence writes by the token there.
 //! * It is not a queue, not a calendar (no months, no time zones: intervals), and keeps no state of the job's work.
 //!
 //! # Features
 //!
 //! * `postgres` (on by default): the store on PostgreSQL, `Locker::postgres`; the module `postgres`, with locks of your
 //!   own transactions.
-//! * `tls` (on by default): encrypted connections to it, by rustls and the certificates that the system trusts.
+//! * `redis`: the store on Redis and Valkey, `Locker::redis`; the module `redis` says what holds there and what does not.
+//! * `tls` (on by default): encrypted connections to either, by rustls and the certificates that the system trusts.
 //! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
 mod candidate;

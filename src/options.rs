@@ -399,7 +399,8 @@ pub struct Bounds {
     pub ttl: Duration,
     /// Longest vacancy after a release. A pushed release takes about a round trip; this is where the push got lost.
     pub vacancy_released: Duration,
-    /// Longest vacancy after the holder's process or session died and the store was told.
+    /// Longest vacancy after the holder's process died. Where the store does not notice that, as on Redis, it is as after a
+    /// silence.
     pub vacancy_crashed: Option<Duration>,
     /// Longest vacancy after a holder fell silent: host frozen, partition.
     pub vacancy_silent: Option<Duration>,

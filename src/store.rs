@@ -85,6 +85,10 @@ impl Enforcement {
         if !self.frees_silent_holders {
             bounds.vacancy_silent = None;
         }
+        if !self.any_answer_renews {
+            // Keys that live by themselves: the end of a process is a silence like any other.
+            bounds.vacancy_crashed = bounds.vacancy_silent;
+        }
         bounds.shortfalls = shortfalls;
         bounds
     }
