@@ -24,6 +24,8 @@
 //! * Of an ACL: `+set +get +ping +evalsha +eval +script|load +time +publish +subscribe +info +client|setname`, what the scripts
 //!   call (`get set del pexpire pttl exists zadd zrem zcard zrange zscore zremrangebyscore`), the keys `leasehold:*`, and
 //!   the channels `leasehold:*`. Where `subscribe` is denied standbys poll, where `info` is, nobody can tell whether the server evicts.
+//!   More of it: `+pubsub|channels +scan` for an [`Observer`](crate::Observer) and `leasehold status`, `+wait` for
+//!   [`Target::wait_for_replicas`], `+cluster|slots` on a cluster, and the keys `@@wakuwaku-entity:*` for [`Layout::Wakuwaku`].
 //!
 //! # Keys
 //!

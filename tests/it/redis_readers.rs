@@ -155,7 +155,10 @@ async fn the_set_of_readers_lasts_as_long_as_its_longest_lease() {
     let assert_covered = |what: &str| {
         let (all, whole) = readers(&server);
         let longest = all.iter().map(|(_, left)| *left).max().unwrap_or(0);
-        assert!(whole >= longest, "{what}: the set lasts {whole} ms, one of {all:?} longer");
+        assert!(
+            whole >= longest || all.is_empty(),
+            "{what}: the set lasts {whole} ms, one of {all:?} longer"
+        );
     };
     for round in 0..30 {
         let mut held = Vec::new();

@@ -160,7 +160,7 @@ async fn a_server_that_evicts_is_refused() {
     }
 }
 
-/// All that a lock, a run, readers, writers, tokens, `every`, and those who look on need of the server.
+/// All that locks, runs, readers, writers, tokens and `every` need of the server.
 async fn use_everything(url: &str) {
     let (a, b) = (Locker::connect(url, quick("a")).await.unwrap(), Locker::at(url, quick("b")).unwrap());
     let lock = a.lock("job").lock().await.unwrap();
@@ -188,10 +188,6 @@ async fn use_everything(url: &str) {
     let (mut leads, mut stands_by) = (Member::on(&a, "led", "a", &log), Member::on(&b, "led", "b", &log));
     leads.leads().await;
     stands_by.stands_by().await;
-    let observer = Observer::connect(url, quick("o")).await.unwrap();
-    let elections = observer.leaders().await.unwrap();
-    assert_eq!(elections.len(), 1, "{elections:?}");
-    observer.close().await;
     b.step_down("led").await.unwrap();
     stands_by.leads().await;
     leads.stop().await.unwrap();
@@ -206,39 +202,94 @@ async fn use_everything(url: &str) {
     b.close().await;
 }
 
-/// The rights that the documentation of `leasehold::redis` lists, word by word.
-fn documented_rights() -> Vec<String> {
+/// The rights that the documentation of `leasehold::redis` lists for all, word by word; and those for more.
+fn documented_rights() -> (Vec<String>, Vec<String>) {
     let docs = include_str!("../../src/redis.rs").replace("\n//!", "");
-    let line =
-        docs.split("* Of an ACL:").nth(1).expect("the docs list the rights").split("Where `").next().unwrap();
-    let mut quoted = line.split('`').skip(1).step_by(2);
-    let commands = quoted.next().unwrap().split_whitespace().map(str::to_owned);
-    let called = quoted.next().unwrap().split_whitespace().map(|it| format!("+{it}"));
-    let mut rights: Vec<String> = commands.chain(called).collect();
-    let (keys, channels) = (quoted.next().unwrap(), quoted.next().unwrap());
-    rights.extend([format!("~{keys}"), format!("&{channels}")]);
-    assert!(rights.iter().all(|it| !it.contains("@all") && it.len() > 2), "{rights:?}");
-    rights
+    let (_, docs) = docs.split_once("* Of an ACL:").expect("the docs list the rights");
+    let (docs, _) = docs.split_once("# Keys").unwrap();
+    let (all, more) = docs.split_once("More of it:").unwrap();
+    let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let all = quoted(all);
+    let called = all[1].split_whitespace().map(|it| format!("+{it}"));
+    let mut rights: Vec<String> = all[0].split_whitespace().map(str::to_owned).chain(called).collect();
+    rights.extend([format!("~{}", all[2]), format!("&{}", all[3])]);
+    let more = quoted(more).join(" ");
+    let more = more.split_whitespace().filter(|it| it.starts_with('+') || it.starts_with("@@"));
+    let more: Vec<_> =
+        more.map(|it| if it.starts_with('@') { format!("~{it}") } else { it.to_owned() }).collect();
+    println!("{rights:?} {more:?}");
+    assert!(rights.iter().chain(&more).all(|it| !it.contains("@all")) && more.len() == 5, "{more:?}");
+    (rights, more)
 }
 
-/// the rights that the documentation lists are enough for everything, and nothing is refused meanwhile.
+fn words(rights: &[String]) -> Vec<&str> {
+    rights.iter().map(String::as_str).collect()
+}
+
+/// What was refused, as `<command>` or `<key>`; but for what the client says of itself, which nobody needs.
+fn denied(server: &Server) -> Vec<String> {
+    let entries: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
+    let object = |entry| {
+        let fields: std::collections::HashMap<String, redis::Value> = redis::from_redis_value(entry).unwrap();
+        redis::from_redis_value::<String>(fields["object"].clone()).unwrap()
+    };
+    entries.into_iter().map(object).filter(|it| it != "client|setinfo").collect()
+}
+
+/// the rights that the documentation lists are enough for all locks, runs and tokens, and for `every`; those that it lists
+/// for more are for that.
 #[tokio::test]
 async fn the_rights_that_are_documented_are_enough() {
     let server = Server::start();
-    let rights = documented_rights();
-    println!("{rights:?}");
-    server.user("app", "secret", &rights.iter().map(String::as_str).collect::<Vec<_>>());
-    use_everything(&server.url_of("app", "secret")).await;
-    let log: redis::Value = server.ask(&["ACL", "LOG"]);
-    // What a client asks for the sake of its own, and can do without, is no matter.
-    println!("{log:?}");
+    let (rights, more) = documented_rights();
+    server.user("app", "secret", &words(&rights));
+    let url = server.url_of("app", "secret");
+    use_everything(&url).await;
+    assert_eq!(denied(&server), [""; 0]);
+
+    // Who looks on is not told that nobody is there.
+    let observer = Observer::connect(&url, quick("o")).await.unwrap();
+    let none = observer.leaders().await;
+    assert!(matches!(none, Err(Error::Unanswered { .. })), "{none:?}");
+    observer.close().await;
+    server.ask::<()>(&["ACL", "LOG", "RESET"]);
+    server.user("app", "secret", &[words(&rights), words(&more)].concat());
+    let (a, log) = (Locker::at(&url, quick("a")).unwrap(), Log::default());
+    let mut leads = Member::on(&a, "led", "a", &log);
+    leads.leads().await;
+    let elections = a.observer().leaders().await.unwrap();
+    assert_eq!(elections.len(), 1, "{elections:?}");
+    leads.stop().await.unwrap();
+    let replica = Server::replica_of(&server);
+    for url in [format!("{url}?wait_for_replicas=1"), format!("{url}?layout=wakuwaku")] {
+        let b = Locker::at(&url, quick("b")).unwrap();
+        let orders = b.scope(leasehold::Scope::<str>::new("orders"));
+        orders.lock("42").lock().await.unwrap().release().await.unwrap();
+        orders.rw_lock("42").write().await.unwrap().release().await.unwrap();
+        orders.rw_lock("42").read().await.unwrap().release().await.unwrap();
+        b.close().await;
+    }
+    drop(replica);
+    a.close().await;
+    assert_eq!(denied(&server), [""; 0]);
+}
+
+/// of a cluster, too.
+#[tokio::test]
+async fn the_rights_that_are_documented_are_enough_on_a_cluster() {
+    let server = Server::cluster();
+    let (rights, more) = documented_rights();
+    server.user("app", "secret", &[words(&rights), words(&more)].concat());
+    let url = server.url_of("app", "secret").replacen("redis:", "redis+cluster:", 1);
+    use_everything(&url).await;
+    assert_eq!(denied(&server), [""; 0]);
 }
 
 /// where one right is missing that can be done without, that is told; and one that cannot is named.
 #[tokio::test]
 async fn a_right_that_is_missing_is_named() {
     let server = Server::start();
-    let (rights, secret) = (documented_rights(), "secret");
+    let ((rights, _), secret) = (documented_rights(), "secret");
     let without = |right: &str| {
         assert!(rights.iter().any(|it| it == right), "{right} is not listed");
         let left: Vec<&str> = rights.iter().map(String::as_str).filter(|it| *it != right).collect();
@@ -307,6 +358,7 @@ async fn what_others_have_at_a_key_is_an_error_and_stays() {
                 }
                 // Not all that it does needs each of the keys.
                 Ok(Some(guard)) => guard.release().await.map_or(0, |()| 0),
+                Ok(None) if held.is_some() => 0,
                 other => panic!("{case} {what}: {other:?}"),
             };
             let errors = if base.contains("{lock") {
@@ -406,7 +458,7 @@ async fn passwords_are_never_shown() {
     let port = server.port();
     for url in [
         format!("redis://app:wrong-secret@127.0.0.1:{port}/nine"),
-        format!("redis://app:wrong-secret@127.0.0.1:{port}?right-secret=1"),
+        format!("redis://app:wrong?right-secret=1@127.0.0.1:{port}"),
         format!("redis://app:wrong/secret?wrong-secret@127.0.0.1:{port}"),
         format!("redis://app:wrong-secret@127.0.0.1:{port}/99"),
     ] {

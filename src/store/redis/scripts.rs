@@ -72,6 +72,9 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 ";
 
+/// What is held is kept though the server's memory is full, too.
+const WITHOUT_MEMORY: &str = "#!lua flags=allow-oom\n";
+
 /// KEYS readers; ARGV value, ttl. It moves on its own reader and no other.
 const EXTEND_READ: &str = r"
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
@@ -105,12 +108,15 @@ if KEYS[2] and redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then wake(KEYS[1], ARGV
 return 1
 ";
 
-/// KEYS counter. A double holds microseconds until the year 2255.
+/// KEYS counter. False where it has something that is no counter. A double holds microseconds until the year 2255.
 const MINT: &str = r"
 local time = redis.call('TIME')
 local token = time[1] * 1000000 + time[2]
 local last = redis.call('GET', KEYS[1])
-if last then token = math.max(token, last + 1) end
+if last then
+  if not string.find(last, '^%d+$') or tonumber(last) >= 2 ^ 53 then return false end
+  token = math.max(token, last + 1)
+end
 token = string.format('%.0f', token)
 redis.call('SET', KEYS[1], token)
 return token
@@ -178,7 +184,7 @@ impl Scripts {
             write: script(WRITE),
             read: script(READ),
             extend: Script::new(EXTEND),
-            extend_read: script(EXTEND_READ),
+            extend_read: Script::new(&format!("{WITHOUT_MEMORY}{PRELUDE}{EXTEND_READ}")),
             release: script(RELEASE),
             release_read: script(RELEASE_READ),
             withdraw: script(WITHDRAW),
