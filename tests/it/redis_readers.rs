@@ -31,10 +31,10 @@ fn replica(stage: &Stage, who: &str, lines: &Lines, behaviour: &str) -> Replica 
     Replica::spawn(stage, &quick(who), "catalogue", lines, behaviour)
 }
 
-/// The readers, each with how many milliseconds its lease lasts yet; and those of the whole set.
+/// The readers, each with for how many milliseconds its lease lasts yet; and for how many the whole set does.
 fn readers(server: &Server) -> (Vec<(String, i64)>, i64) {
     let script = "local now = redis.call('TIME'); now = now[1] * 1000 + math.floor(now[2] / 1000); \
-        local told = {redis.call('PTTL', KEYS[1])}; \
+        local ends = redis.call('PEXPIRETIME', KEYS[1]); local told = {ends - now}; \
         local all = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'); \
         for n = 1, #all, 2 do told[#told + 1] = all[n] .. '=' .. (all[n + 1] - now) end; return told";
     let mut told: Vec<String> = server

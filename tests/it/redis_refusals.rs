@@ -185,15 +185,16 @@ async fn use_everything(url: &str) {
     write.release().await.unwrap();
 
     let log = Log::default();
-    let (mut leads, mut stands_by) = (Member::on(&a, "led", "a", &log), Member::on(&b, "led", "b", &log));
+    let mut leads = Member::on(&a, "led", "a", &log);
     leads.leads().await;
+    let mut stands_by = Member::on(&b, "led", "b", &log);
     stands_by.stands_by().await;
     b.step_down("led").await.unwrap();
     stands_by.leads().await;
     leads.stop().await.unwrap();
     stands_by.stop().await.unwrap();
     let end = leasehold::CancellationToken::new();
-    let served = a.every("often", Duration::from_millis(50)).until(end.clone()).run(async |_| {
+    let served = a.every("often", Duration::from_secs(1)).until(end.clone()).run(async |_| {
         end.cancel();
         Ok::<_, EveryError>(())
     });
@@ -420,7 +421,7 @@ async fn a_foreign_counter_or_record_is_an_error_and_stays() {
         }
         let before: redis::Value = server.ask(&["DUMP", key]);
         let end = leasehold::CancellationToken::new();
-        let often = a.every("often", Duration::from_millis(50)).until(end.clone());
+        let often = a.every("often", Duration::from_secs(1)).until(end.clone());
         let error = tokio::time::timeout(
             Duration::from_secs(2),
             often.run(async |_| -> Result<(), EveryError> { panic!("it was served") }),

@@ -193,6 +193,7 @@ async fn the_bits_of_a_grant_are_its_own_and_nobody_is_told_them() {
         told += &format!("{errors:?} {} {} {snapshot:?} {shown:?}", errors[0], errors[1]);
         // Sessions and leases that are lost tell of it.
         server.kill_clients_named("leasehold/a");
+        assert!(one.check().await);
         server.ask::<u32>(&["DEL", "leasehold:{lock:job}:h"]);
         let lost = lock.release().await.unwrap_err();
         told += &format!("{lost:?} {lost}");

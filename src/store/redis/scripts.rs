@@ -1,7 +1,9 @@
 //! What the server does in one go. Every key that a script touches is declared, and all of one script are of one slot; what
 //! varies is an argument. The clock is the server's.
 
-use redis::Script;
+use std::collections::HashMap;
+
+use redis::{Arg, Cmd, Script, cmd};
 
 /// Enters those who are not served into the queue, and tells those who wait. `now` in milliseconds: thirteen digits, which
 /// Lua writes as they are.
@@ -12,8 +14,9 @@ local function now()
 end
 -- A key with members of their own time to live, for as long as the last of them has.
 local function put(key, member, life)
-  redis.call('ZADD', key, now() + life, member)
-  if redis.call('PTTL', key) < tonumber(life) then redis.call('PEXPIRE', key, life) end
+  local ends = now() + life
+  redis.call('ZADD', key, ends, member)
+  redis.call('PEXPIREAT', key, ends, redis.call('PTTL', key) < 0 and 'NX' or 'GT')
 end
 local function purge(key)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now())
@@ -165,6 +168,8 @@ pub(super) struct Scripts {
     pub(super) slots: Script,
     pub(super) amend: Script,
     pub(super) who: Script,
+    /// What each is, by its digest.
+    bodies: HashMap<String, String>,
 }
 
 impl Scripts {
@@ -178,20 +183,48 @@ impl Scripts {
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let script = |body: &str| Script::new(&format!("{PRELUDE}{body}"));
+        let mut bodies = HashMap::new();
+        let mut plain = |body: String| {
+            let script = Script::new(&body);
+            bodies.insert(script.get_hash().to_owned(), body);
+            script
+        };
+        let mint = plain(MINT.to_owned());
+        let extend = plain(EXTEND.to_owned());
+        let slots = plain(SLOTS.to_owned());
+        let amend = plain(AMEND.to_owned());
+        let extend_read = plain(format!("{WITHOUT_MEMORY}{PRELUDE}{EXTEND_READ}"));
+        let mut script = |body: &str| plain(format!("{PRELUDE}{body}"));
         Self {
             acquire: script(ACQUIRE),
             write: script(WRITE),
             read: script(READ),
-            extend: Script::new(EXTEND),
-            extend_read: Script::new(&format!("{WITHOUT_MEMORY}{PRELUDE}{EXTEND_READ}")),
+            extend,
+            extend_read,
             release: script(RELEASE),
             release_read: script(RELEASE_READ),
             withdraw: script(WITHDRAW),
-            mint: Script::new(MINT),
-            slots: Script::new(SLOTS),
-            amend: Script::new(AMEND),
+            mint,
+            slots,
+            amend,
             who: script(WHO),
+            bodies,
         }
+    }
+
+    /// The same call, with the script itself instead of its digest: no server forgets that. None for what calls none.
+    pub(super) fn in_full(&self, call: &Cmd) -> Option<Cmd> {
+        let mut words = call.args_iter().filter_map(|word| match word {
+            Arg::Simple(word) => Some(word),
+            _ => None,
+        });
+        words.next().filter(|name| *name == b"EVALSHA")?;
+        let body = self.bodies.get(std::str::from_utf8(words.next()?).ok()?)?;
+        let mut full = cmd("EVAL");
+        full.arg(body);
+        for word in words {
+            full.arg(word);
+        }
+        Some(full)
     }
 }

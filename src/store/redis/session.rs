@@ -154,13 +154,13 @@ impl RedisSession {
     async fn carry_out(&mut self, commands: &[Cmd], is_write: bool) -> Replies {
         let mut replies: Vec<Option<Reply>> = vec![None; commands.len()];
         let run = self.found.run.clone();
-        let (mut pause, mut is_repeated) = (PAUSES.0, false);
+        let (mut pause, mut is_repeated, mut in_full) = (PAUSES.0, false, false);
         loop {
             let pending: Vec<usize> = (0..commands.len()).filter(|nth| replies[*nth].is_none()).collect();
             if pending.is_empty() {
                 break;
             }
-            match self.attempt(commands, &pending, &mut replies, is_write).await {
+            match self.attempt(commands, &pending, &mut replies, (is_write, &mut in_full)).await {
                 Ok(()) => continue,
                 Err(reason) => debug!(reason, "asks again"),
             }
@@ -178,13 +178,18 @@ impl RedisSession {
         commands: &[Cmd],
         pending: &[usize],
         replies: &mut [Option<Reply>],
-        is_write: bool,
+        (is_write, in_full): (bool, &mut bool),
     ) -> Result<(), String> {
         if self.link.is_none() {
             self.reopen().await.map_err(|error| error.to_string())?;
         }
         let Some(link) = &mut self.link else { return Err("no connection".to_owned()) };
-        let sent: Vec<&Cmd> = pending.iter().map(|nth| &commands[*nth]).collect();
+        // Where the server has forgotten the scripts, it may do so again.
+        let scripts = &self.common.scripts;
+        let full: Vec<Option<Cmd>> =
+            pending.iter().map(|nth| in_full.then(|| scripts.in_full(&commands[*nth])).flatten()).collect();
+        let sent: Vec<&Cmd> =
+            pending.iter().zip(&full).map(|(nth, full)| full.as_ref().unwrap_or(&commands[*nth])).collect();
         let answers = match link.send(&sent).await {
             Ok(answers) => answers,
             Err(error) => return Err(self.interrupted(&error.to_string())),
@@ -198,6 +203,7 @@ impl RedisSession {
                 _ => replies[*nth] = Some(reply),
             }
         }
+        *in_full |= forgotten;
         if forgotten && let Err(error) = link.load(self.common.scripts.all()).await {
             return Err(self.interrupted(&error.to_string()));
         }
