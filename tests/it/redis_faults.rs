@@ -75,25 +75,33 @@ async fn a_connection_that_is_lost_is_no_loss() {
     b.close().await;
 }
 
-/// R-04, F-30: who stands by while its connection is lost is told of the next release all the same.
+/// R-04, F-30: who stands by while its connection is lost is told of the next release all the same, and learns of one that
+/// came meanwhile.
 #[tokio::test]
 async fn a_standby_that_has_lost_its_connection_is_still_woken() {
     let server = Server::start();
-    let log = Log::default();
-    let hour = Duration::from_hours(1);
-    let mut a = Member::on(&locker(&server, patient("a")), "job", "a", &log);
-    a.leads().await;
-    let mut b = Member::on(&locker(&server, patient("b").retry_interval(hour)), "job", "b", &log);
-    b.stands_by().await;
-    for _ in 0..5 {
-        server.kill_clients_named("leasehold/b");
-        until("it is back, and waits", || server.clients_named("leasehold/b") == 1).await;
+    let line = Proxy::to(server.port());
+    for is_away in [false, true] {
+        let log = Log::default();
+        let mut a = Member::on(&locker(&server, patient("a")), "job", "a", &log);
+        a.leads().await;
+        let options = patient("b").retry_interval(Duration::from_hours(1));
+        let mut b = Member::on(&Locker::at(&line.url(), options).unwrap(), "job", "b", &log);
         b.stands_by().await;
+        for _ in 0..5 {
+            server.kill_clients_named("leasehold/b");
+            until("it is back", || server.clients_named("leasehold/b") == 1).await;
+            b.stands_by().await;
+        }
+        if is_away {
+            line.close().await;
+        }
+        a.stop().await.unwrap();
+        line.heal();
+        b.leads().await;
+        b.stop().await.unwrap();
+        log.assert_one_at_a_time();
     }
-    a.stop().await.unwrap();
-    b.leads().await;
-    b.stop().await.unwrap();
-    log.assert_one_at_a_time();
 }
 
 /// a server that comes back with its data within the query timeout, again and again.

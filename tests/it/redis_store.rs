@@ -384,6 +384,21 @@ async fn what_is_kept_is_undone_by_no_later_session() {
     assert_eq!(server.get("leasehold:{lock:lost}:h"), None);
 }
 
+/// what is shown on every store is shown on a server and on a cluster.
+#[tokio::test]
+async fn the_suites_of_every_store_run_on_redis() {
+    let ran = std::sync::Mutex::new(Vec::new());
+    on_every_store(async |stage| {
+        let a = stage.locker(quick("a"));
+        a.lock("job").lock().await.unwrap().release().await.unwrap();
+        a.close().await;
+        ran.lock().unwrap().push(stage.kind());
+    })
+    .await;
+    let ran = ran.into_inner().unwrap();
+    assert!(ran.contains(&"Redis") && ran.contains(&"a cluster of Redis"), "{ran:?}");
+}
+
 /// elsewhere locks end with their session, and it is told so.
 #[tokio::test]
 async fn only_on_redis_can_a_lock_be_kept() {
