@@ -22,8 +22,10 @@
 //! * Redis 7.0 or newer, or Valkey.
 //! * `maxmemory-policy noeviction`, if `maxmemory` is set: one that may evict a lease is refused.
 //! * Of an ACL: `+set +get +ping +evalsha +eval +script|load +time +publish +subscribe +info +client|setname`, what the scripts
-//!   call (`get set del pexpire pttl exists zadd zrem zcard zrange zscore zremrangebyscore`), the keys `leasehold:*`, and
+//!   call (`get set del pexpire pexpireat pttl exists zadd zrem zrange zscore zremrangebyscore`), the keys `leasehold:*`, and
 //!   the channels `leasehold:*`. Where `subscribe` is denied standbys poll, where `info` is, nobody can tell whether the server evicts.
+//!   More of it: `+pubsub|channels +scan` for an [`Observer`](crate::Observer) and `leasehold status`, `+wait` for
+//!   [`Target::wait_for_replicas`], `+cluster|slots` on a cluster, and the keys `@@wakuwaku-entity:*` for [`Layout::Wakuwaku`].
 //!
 //! # Keys
 //!

@@ -80,7 +80,17 @@ mod processes;
 #[cfg(all(unix, feature = "redis"))]
 mod redis_facts;
 #[cfg(all(unix, feature = "redis"))]
+mod redis_faults;
+#[cfg(all(unix, feature = "redis"))]
 mod redis_kit;
+#[cfg(all(unix, feature = "redis"))]
+mod redis_leftovers;
+#[cfg(all(unix, feature = "redis"))]
+mod redis_readers;
+#[cfg(all(unix, feature = "redis"))]
+mod redis_refusals;
+#[cfg(all(unix, feature = "redis"))]
+mod redis_store;
 mod rw_locks;
 mod support;
 mod telemetry;

@@ -75,6 +75,13 @@ async fn bodies_of_processes_never_overlap_on_postgres() {
     hand_over_thirty_times(&Stage::postgres()).await;
 }
 
+/// F-04, F-37, R-11
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn bodies_of_processes_never_overlap_on_redis() {
+    hand_over_thirty_times(&Stage::redis()).await;
+}
+
 async fn hand_over_thirty_times(stage: &Stage) {
     let lines = Lines::new();
     let spawn = |who: usize| spawn(stage, &quick(&format!("r{who}")), &lines, "hand-over");
@@ -95,17 +102,24 @@ async fn hand_over_thirty_times(stage: &Stage) {
 /// F-18
 #[tokio::test]
 async fn a_standby_leads_when_the_leader_is_killed() {
-    kill_five_leaders(&Stage::files()).await;
+    kill_five_leaders(&Stage::files(), AT_ONCE).await;
 }
 
 /// F-18: the kernel closes the dead process's socket, and the server frees its locks.
 #[cfg(feature = "postgres")]
 #[tokio::test]
 async fn a_standby_leads_on_postgres_when_the_leader_is_killed() {
-    kill_five_leaders(&Stage::postgres()).await;
+    kill_five_leaders(&Stage::postgres(), AT_ONCE).await;
 }
 
-async fn kill_five_leaders(stage: &Stage) {
+/// F-18, R-04, R-11: nobody tells the server of a death, so its key goes with its ttl.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_standby_leads_on_redis_when_the_ttl_of_a_killed_leader_is_over() {
+    kill_five_leaders(&Stage::redis(), AT_ONCE + quick("").bounds().ttl).await;
+}
+
+async fn kill_five_leaders(stage: &Stage, limit: Duration) {
     let lines = Lines::new();
     let mut leader = spawn(stage, &quick("0"), &lines, "hold");
     let mut seen = lines.wait_for("0 tick", 0).await;
@@ -116,7 +130,7 @@ async fn kill_five_leaders(stage: &Stage) {
         leader.kill();
         let killed = now();
         seen = lines.wait_for(&format!("{round} start"), seen).await;
-        assert!(killed.elapsed() < AT_ONCE);
+        assert!(killed.elapsed() < limit);
         assert!(!stage.is_free("job"));
         // On files whoever tells its peers something removes the socket of the dead one.
         let locker = Locker::connect(&stage.url(), Options::default().identity("observer")).await.unwrap();

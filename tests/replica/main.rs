@@ -24,7 +24,7 @@ mod unix {
     use leasehold::{CancellationToken, Lease, Locker, Options, Sabotage};
 
     const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look|\
-        write-fenced|write-plain|once-fenced|once-plain \
+        lock|read|write|write-fenced|write-plain|once-fenced|once-plain \
         [no-deadline|no-server-ttl|close-before-end|no-barrier]";
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.
@@ -74,6 +74,9 @@ mod unix {
         if let Some(writer) = crate::writer::Writer::of(behaviour, url, log.try_clone()?)? {
             return writer.run(locker, name, shutdown).await;
         }
+        if matches!(behaviour.as_str(), "lock" | "read" | "write") {
+            return section(locker, name, behaviour, &log, shutdown).await;
+        }
         let behaviour = match behaviour.as_str() {
             "hold" => Behaviour::Hold,
             "stubborn" => Behaviour::Stubborn,
@@ -85,6 +88,29 @@ mod unix {
         let who = locker.identity();
         let candidate = locker.candidate(name).until(shutdown);
         candidate.run(async |lease: Lease| job(&lease, who, &log, behaviour).await).await?;
+        locker.close().await;
+        Ok(())
+    }
+
+    /// Holds a lock, or reads or writes, until it is told to stop.
+    async fn section(
+        locker: Locker,
+        name: &str,
+        how: &str,
+        log: &File,
+        shutdown: CancellationToken,
+    ) -> Result<(), Box<dyn Error>> {
+        let who = locker.identity();
+        let body =
+            async |lease: Lease| Ok::<_, Box<dyn Error>>(job(&lease, who, log, Behaviour::Hold).await?);
+        let entered = async {
+            match how {
+                "lock" => locker.lock(name).with(body).await,
+                "read" => locker.rw_lock(name).with_read(body).await,
+                _ => locker.rw_lock(name).with_write(body).await,
+            }
+        };
+        shutdown.run_until_cancelled(entered).await.transpose()?;
         locker.close().await;
         Ok(())
     }

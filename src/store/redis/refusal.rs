@@ -1,7 +1,9 @@
 //! What the server and the network say, as our errors. Nothing of it holds a secret: the server never repeats a password, and
 //! values of keys are not shown.
 
+use std::error::Error;
 use std::io;
+use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
@@ -131,11 +133,20 @@ pub(super) fn loading() -> ConnectError {
 }
 
 fn of_io(error: &RedisError) -> ConnectError {
-    let source = std::error::Error::source(error).and_then(|it| it.downcast_ref::<io::Error>());
-    match source {
+    match io_of(error) {
         // The TLS library speaks through the socket.
         Some(io) if io.kind() == io::ErrorKind::InvalidData => ConnectError::Tls { reason: io.to_string() },
         Some(io) => ConnectError::Unreachable { reason: format!("{io}: {IS_IT_UP}") },
-        None => ConnectError::Unreachable { reason: format!("{}: {IS_IT_UP}", error.category()) },
+        None => ConnectError::Unreachable { reason: format!("{error}: {IS_IT_UP}") },
+    }
+}
+
+/// What the system said.
+fn io_of(error: &RedisError) -> Option<&io::Error> {
+    let source = Error::source(error)?;
+    // The client shows the shared pointer to it.
+    match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        Some(shared) => shared.downcast_ref(),
+        None => source.downcast_ref(),
     }
 }

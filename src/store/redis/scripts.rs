@@ -1,7 +1,9 @@
 //! What the server does in one go. Every key that a script touches is declared, and all of one script are of one slot; what
 //! varies is an argument. The clock is the server's.
 
-use redis::Script;
+use std::collections::HashMap;
+
+use redis::{Arg, Cmd, Script, cmd};
 
 /// Enters those who are not served into the queue, and tells those who wait. `now` in milliseconds: thirteen digits, which
 /// Lua writes as they are.
@@ -12,8 +14,9 @@ local function now()
 end
 -- A key with members of their own time to live, for as long as the last of them has.
 local function put(key, member, life)
-  redis.call('ZADD', key, now() + life, member)
-  if redis.call('PTTL', key) < tonumber(life) then redis.call('PEXPIRE', key, life) end
+  local ends = now() + life
+  redis.call('ZADD', key, ends, member)
+  redis.call('PEXPIREAT', key, ends, redis.call('PTTL', key) < 0 and 'NX' or 'GT')
 end
 local function purge(key)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now())
@@ -77,6 +80,9 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 ";
 
+/// What is held is kept though the server's memory is full, too.
+const WITHOUT_MEMORY: &str = "#!lua flags=allow-oom\n";
+
 /// KEYS readers; ARGV value, ttl. It moves on its own reader and no other.
 const EXTEND_READ: &str = r"
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
@@ -110,12 +116,15 @@ if KEYS[2] and redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then wake(KEYS[1], ARGV
 return 1
 ";
 
-/// KEYS counter. A double holds microseconds until the year 2255.
+/// KEYS counter. False where it has something that is no counter. A double holds microseconds until the year 2255.
 const MINT: &str = r"
 local time = redis.call('TIME')
 local token = time[1] * 1000000 + time[2]
 local last = redis.call('GET', KEYS[1])
-if last then token = math.max(token, last + 1) end
+if last then
+  if not string.find(last, '^%d+$') or tonumber(last) >= 2 ^ 53 then return false end
+  token = math.max(token, last + 1)
+end
 token = string.format('%.0f', token)
 redis.call('SET', KEYS[1], token)
 return token
@@ -164,6 +173,8 @@ pub(super) struct Scripts {
     pub(super) slots: Script,
     pub(super) amend: Script,
     pub(super) who: Script,
+    /// What each is, by its digest.
+    bodies: HashMap<String, String>,
 }
 
 impl Scripts {
@@ -177,20 +188,50 @@ impl Scripts {
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let script = |body: &str| Script::new(&format!("{PRELUDE}{body}"));
+        let mut bodies = HashMap::new();
+        let mut plain = |body: String| {
+            let script = Script::new(&body);
+            bodies.insert(script.get_hash().to_owned(), body);
+            script
+        };
+        let acquire = plain(ACQUIRE.to_owned());
+        let release = plain(RELEASE.to_owned());
+        let mint = plain(MINT.to_owned());
+        let extend = plain(EXTEND.to_owned());
+        let slots = plain(SLOTS.to_owned());
+        let amend = plain(AMEND.to_owned());
+        let extend_read = plain(format!("{WITHOUT_MEMORY}{PRELUDE}{EXTEND_READ}"));
+        let mut script = |body: &str| plain(format!("{PRELUDE}{body}"));
         Self {
-            acquire: Script::new(ACQUIRE),
+            acquire,
             write: script(WRITE),
             read: script(READ),
-            extend: Script::new(EXTEND),
-            extend_read: script(EXTEND_READ),
-            release: Script::new(RELEASE),
+            extend,
+            extend_read,
+            release,
             release_read: script(RELEASE_READ),
             withdraw: script(WITHDRAW),
-            mint: Script::new(MINT),
-            slots: Script::new(SLOTS),
-            amend: Script::new(AMEND),
+            mint,
+            slots,
+            amend,
             who: script(WHO),
+            bodies,
         }
+    }
+
+    /// The same call, with the script itself instead of its digest: no server forgets that. None for what calls none.
+    pub(super) fn in_full(&self, call: &Cmd) -> Option<Cmd> {
+        let mut words = call.args_iter().filter_map(|word| match word {
+            Arg::Simple(word) => Some(word),
+            _ => None,
+        });
+        words.next().filter(|name| *name == b"EVALSHA")?;
+        let body = self.bodies.get(std::str::from_utf8(words.next()?).ok()?)?;
+        let mut full = cmd("EVAL");
+        full.arg(body);
+        for word in words {
+            full.arg(word);
+        }
+        Some(full)
     }
 }

@@ -66,6 +66,13 @@ struct Replies {
     is_same_server: bool,
 }
 
+/// Whether the server knew the scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Yes,
+    No,
+}
+
 impl RedisSession {
     /// Connects, looks whether the server can be trusted, and undoes what earlier sessions left behind.
     pub(super) async fn open(common: Arc<Common>) -> Result<Self, ConnectError> {
@@ -135,7 +142,12 @@ impl RedisSession {
         let replies = link.send(&batch(undone)).await.map_err(|error| refusal::of_connect(&error))?;
         match replies.into_iter().find_map(Result::err).filter(|it| it.meaning() != Meaning::Foreign) {
             Some(refusal) => Err(refusal::of_answer(&refusal)),
-            None => Ok(()),
+            None => {
+                // From now on only what is still on its way counts.
+                let arrived = now + self.common.config.ttl;
+                self.doubts.iter_mut().for_each(|(_, until)| *until = arrived.min(*until));
+                Ok(())
+            }
         }
     }
 
@@ -160,8 +172,13 @@ impl RedisSession {
             let pending = |nth: &usize| replies[missing[*nth]].is_none();
             let again: Vec<usize> = (0..missing.len()).filter(pending).collect();
             if !again.is_empty() {
+                let is_forgotten = attempt == Ok(Known::No);
                 let of_all: Vec<&Cmd> = commands.cmd_iter().collect();
-                commands = batch(again.iter().map(|nth| of_all[*nth].clone()));
+                let same = |nth: &usize| of_all[*nth].clone();
+                // Where the server has forgotten the scripts, it may do so again.
+                let in_full =
+                    |nth: &usize| self.common.scripts.in_full(of_all[*nth]).unwrap_or_else(|| same(nth));
+                commands = batch(again.iter().map(|nth| if is_forgotten { in_full(nth) } else { same(nth) }));
             }
             missing = again.into_iter().map(|nth| missing[nth]).collect();
             if let Err(reason) = attempt {
@@ -182,7 +199,7 @@ impl RedisSession {
         missing: &[usize],
         replies: &mut [Option<Reply>],
         is_write: bool,
-    ) -> Result<(), String> {
+    ) -> Result<Known, String> {
         if self.link.is_none() {
             self.reopen().await.map_err(|error| error.to_string())?;
         }
@@ -206,7 +223,8 @@ impl RedisSession {
         match (elsewhere, not_now) {
             (Some(told), _) => Err(self.interrupted(&told)),
             (None, Some(told)) => Err(told),
-            (None, None) => Ok(()),
+            (None, None) if forgotten => Ok(Known::No),
+            (None, None) => Ok(Known::Yes),
         }
     }
 
@@ -315,7 +333,7 @@ impl RedisSession {
             Ok(Value::BulkString(by)) if grant::is_ours(&by) || held.keys.is_others => {
                 Some(Answer::Busy { registered: ask.waits })
             }
-            Ok(_) => Some(Answer::Failed(foreign(&held.keys))),
+            Ok(_) => Some(Answer::Failed(foreign_key(&held.keys.holder))),
             Err(refusal) if refusal.meaning() == Meaning::Foreign => {
                 Some(Answer::Failed(foreign(&held.keys)))
             }
@@ -336,6 +354,23 @@ impl RedisSession {
         }
     }
 
+    /// Undoes what scripts did before they ended in an error: the server does not.
+    async fn give_back(&mut self, refused: &[Held]) {
+        if refused.is_empty() {
+            return;
+        }
+        // Known until it is done, should the session be given up meanwhile.
+        let until = clock::now() + self.common.config.ttl;
+        self.doubts.extend(refused.iter().map(|held| (held.clone(), until)));
+        let commands: Vec<Cmd> = refused.iter().map(|held| self.releasing(held, false)).collect();
+        let replies = self.carry_out(commands, false).await.replies;
+        let is_done = |held: &Held| {
+            let nth = refused.iter().position(|it| it.token == held.token);
+            nth.and_then(|nth| replies.get(nth)).is_some_and(Result::is_ok)
+        };
+        self.doubts.retain(|(held, _)| !is_done(held));
+    }
+
     /// Until they have what was written on this connection before, or half of the query timeout is over.
     fn waiting_for_replicas(&self) -> Cmd {
         let config = &self.common.config;
@@ -348,7 +383,8 @@ impl RedisSession {
     async fn undo(&mut self, answers: &mut [Answer<Held>], acknowledged: i64) {
         let wanted = self.common.config.target.replicas;
         let why = format!(
-            "{acknowledged} of {wanted} replicas acknowledged the grant in time, so it was undone: look at the replication,              or ask for fewer"
+            "{acknowledged} of {wanted} replicas acknowledged the grant in time, so it was undone: look at the replication, or \
+             ask for fewer"
         );
         let mut undone = Vec::new();
         for answer in answers {
@@ -364,16 +400,14 @@ impl RedisSession {
         }
     }
 
-    /// The keys of leaders, as far as the server can be searched in the time.
-    async fn leaders(&mut self, until: Instant) -> Vec<(Key, String, Holder)> {
+    /// The keys of leaders, as far as the server can be searched in the time. None where that is refused.
+    async fn leaders(&mut self, until: Instant) -> Option<Vec<(Key, String, Holder)>> {
         let mut leaders = Vec::new();
         let mut cursor = b"0".to_vec();
         while clock::now() < until {
             let mut scan = cmd("SCAN");
             scan.arg(cursor.as_slice()).arg("MATCH").arg(keys::LEADERS).arg("COUNT").arg(KEYS_AT_ONCE);
-            let Some(Ok(Value::Array(page))) = self.carry_out([scan], false).await.replies.pop() else {
-                break;
-            };
+            let Value::Array(page) = self.look(scan).await? else { break };
             let Ok([Value::BulkString(next), Value::Array(found)]) = <[Value; 2]>::try_from(page) else {
                 break;
             };
@@ -392,24 +426,34 @@ impl RedisSession {
             }
             cursor = next;
         }
-        leaders
+        Some(leaders)
     }
 
-    /// Those that listen.
-    async fn sessions(&mut self) -> Vec<String> {
+    /// Asks for what only those need who look on.
+    async fn look(&mut self, command: Cmd) -> Option<Value> {
+        match self.carry_out([command], false).await.replies.pop()? {
+            Ok(value) => Some(value),
+            Err(refusal) => {
+                // Nothing seen would be taken for nobody there.
+                warn!(reason = refusal.told(), "who leads and who stands by cannot be looked at");
+                None
+            }
+        }
+    }
+
+    /// Those that listen. None where that is refused.
+    async fn sessions(&mut self) -> Option<Vec<String>> {
         let prefix = keys::own_channel(self.common.database(), "");
         let mut channels = cmd("PUBSUB");
         channels.arg("CHANNELS").arg(format!("{prefix}*"));
-        let Some(Ok(Value::Array(found))) = self.carry_out([channels], false).await.replies.pop() else {
-            return Vec::new();
-        };
+        let Value::Array(found) = self.look(channels).await? else { return Some(Vec::new()) };
         let session = |channel: Value| match channel {
             Value::BulkString(channel) => {
                 String::from_utf8(channel).ok()?.strip_prefix(&prefix).map(str::to_owned)
             }
             _ => None,
         };
-        found.into_iter().filter_map(session).collect()
+        Some(found.into_iter().filter_map(session).collect())
     }
 }
 
@@ -454,15 +498,20 @@ fn read_record(line: Vec<u8>) -> Option<Record> {
     String::from_utf8(line).ok()?.parse().ok()
 }
 
+/// The server does not say which one it is.
 fn foreign(keys: &Keys) -> String {
-    foreign_key(&keys.holder)
+    let shared = keys.shared.iter().flat_map(|shared| [&shared.readers, &shared.intents]);
+    let all = [&keys.holder].into_iter().chain(&keys.queue).chain(shared);
+    let all: Vec<_> = all.map(|key| format!("{:?}", String::from_utf8_lossy(key))).collect();
+    is_foreign(&format!("one of the keys {}", all.join(", ")))
 }
 
 fn foreign_key(key: &[u8]) -> String {
-    let key = String::from_utf8_lossy(key);
-    format!(
-        "the key {key:?} has something that leasehold did not write: use another name, or another database"
-    )
+    is_foreign(&format!("the key {:?}", String::from_utf8_lossy(key)))
+}
+
+fn is_foreign(what: &str) -> String {
+    format!("{what} has something that leasehold did not write: use another name, or another database")
 }
 
 impl Session for RedisSession {
@@ -520,15 +569,20 @@ impl Session for RedisSession {
             released.push(is_done || is_repeated && is_same_server);
         }
         let mut answers = Vec::with_capacity(asks.len());
+        let mut refused = Vec::new();
         for (ask, held) in asks.iter().zip(prepared) {
             answers.push(match held {
                 Ok(held) => match replies.next() {
-                    Some(reply) => self.answer(ask, held, reply),
+                    Some(reply) => {
+                        refused.extend(reply.is_err().then(|| held.clone()));
+                        self.answer(ask, held, reply)
+                    }
                     None => Answer::Failed("the server did not answer".to_owned()),
                 },
                 Err(why) => Answer::Failed(why),
             });
         }
+        self.give_back(&refused).await;
         if let Some(acknowledged) = acknowledged.filter(|count| *count < i64::from(replicas)) {
             self.undo(&mut answers, acknowledged).await;
         }
@@ -552,13 +606,17 @@ impl Session for RedisSession {
 
     async fn mint(&mut self, held: &Held) -> Result<Minted, LossCause> {
         // The token first: if the lease is ours afterwards, it was when the token was made.
-        let mut mint = cmd("EVALSHA");
-        mint.arg(self.common.scripts.mint.get_hash()).arg(1).arg(keys::counter(held.key));
+        let counter = keys::counter(held.key).into_bytes();
+        let mint = calling(&self.common.scripts.mint, [&counter]);
         let mut replies = self.carry_out([mint], false).await.replies;
         let token = match replies.pop() {
             Some(Ok(Value::BulkString(token))) => {
                 let token = String::from_utf8(token).ok().and_then(|token| token.parse::<u64>().ok());
                 token.and_then(|token| FencingToken::try_from(token).ok())
+            }
+            Some(Ok(Value::Nil)) => return Ok(Minted::Failed(foreign_key(&counter))),
+            Some(Err(refusal)) if refusal.meaning() == Meaning::Foreign => {
+                return Ok(Minted::Failed(foreign_key(&counter)));
             }
             Some(Err(refusal)) => return Ok(Minted::Failed(refusal.told())),
             _ => None,
@@ -683,10 +741,12 @@ impl Session for RedisSession {
     async fn survey(&mut self) -> Result<Option<Vec<Seen>>, LossCause> {
         let until = clock::now() + self.common.config.query_timeout / 2;
         let listening = |session| Seen { session, answers: true, ..Seen::default() };
-        let mut all: Vec<Seen> = self.sessions().await.into_iter().map(listening).collect();
+        let Some(sessions) = self.sessions().await else { return Ok(None) };
+        let mut all: Vec<Seen> = sessions.into_iter().map(listening).collect();
         // A cluster is not searched: each node has a part of the keys.
         if self.link.as_ref().is_some_and(|link| !link.is_cluster()) {
-            for (key, session, who) in self.leaders(until).await {
+            let Some(leaders) = self.leaders(until).await else { return Ok(None) };
+            for (key, session, who) in leaders {
                 match all.iter_mut().find(|seen| seen.session == session) {
                     Some(seen) => {
                         seen.who = who;
@@ -730,8 +790,14 @@ impl Session for RedisSession {
 /// What it had is undone by the next session, or goes when its time has come.
 impl Drop for RedisSession {
     fn drop(&mut self) {
-        let until = clock::now() + self.common.config.ttl;
-        let grants = self.grants.drain().map(|(_, held)| (held, until));
-        self.common.leftovers().extend(grants.chain(self.doubts.drain(..)));
+        let (now, ttl) = (clock::now(), self.common.config.ttl);
+        // Each is there for as long as its own ttl, unless somebody undoes it.
+        let until = |held: &Held| now + ttl.max(Duration::from_millis(held.ttl));
+        let doubts = self.doubts.drain(..).map(|(held, _)| held);
+        let left = self.grants.drain().map(|(_, held)| held).chain(doubts);
+        self.common.leftovers().extend(left.map(|held| {
+            let until = until(&held);
+            (held, until)
+        }));
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn target_of_url(url: &str) -> Result<Target, UrlError> {
                 })?;
             }
             (key, _) if PARAMETERS.contains(&key) => others.push(pair),
-            _ => return Err(refused(&unknown(key))),
+            _ => return Err(refused(&unknown(key, query.contains('@')))),
         }
     }
     if scheme.starts_with("rediss") | scheme.starts_with("valkeys") && cfg!(not(feature = "tls")) {
@@ -79,9 +79,11 @@ fn info_of(url: &str) -> Result<ConnectionInfo, UrlError> {
     url.into_connection_info().map_err(|_| refused(EXAMPLE))
 }
 
-fn unknown(key: &str) -> String {
-    // Something that is no word may be the rest of a password with a question mark in it.
-    let is_word = key.len() < 32 && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b == b'-');
+fn unknown(key: &str, may_be_password: bool) -> String {
+    // Something that is no word, or stands before the host, may be the rest of a password with a question mark in it.
+    let is_word = !may_be_password
+        && key.len() < 32
+        && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b == b'-');
     let what = if is_word { format!("the parameter {key:?}") } else { "a parameter".to_owned() };
     format!("it has {what}, which is unknown; percent-encode what is special in a user or password")
 }
@@ -140,6 +142,7 @@ mod tests {
             "redis+cluster://a,b/1",
             "redis+cluster://a,b?wait_for_replicas=1",
             "redis:verysecret",
+            "redis://me:very?verysecret=1@cache",
         ] {
             let told = read(url).unwrap_err().to_string();
             assert!(!told.contains("verysecret"), "{told}");
