@@ -46,6 +46,9 @@ const LONGEST_NAP: Duration = Duration::from_mins(1);
 /// The first pause of one whom somebody else was ahead of, at most: by then that one has recorded the slot.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
+/// Over how long replicas look at a slot that begins: most of them find it claimed then, and need not ask for its lock.
+const SPREAD: Duration = Duration::from_millis(20);
+
 /// How often it is tried to record the end of a run.
 const ATTEMPTS: u32 = 3;
 
@@ -560,7 +563,8 @@ impl Replica {
                 "a slot is recorded that lies ahead of the store's clock, which was set back: none is served before that"
             );
         }
-        tokio::time::sleep(rest.min(LONGEST_NAP)).await;
+        let spread = SPREAD.mul_f64(self.rng.random_range(0.0..1.0));
+        tokio::time::sleep(rest.min(LONGEST_NAP) + spread).await;
     }
 
     /// Between two attempts: the first one is over soon after the other one has claimed the slot.
