@@ -27,6 +27,8 @@ mod command_terminal;
 mod doctor;
 mod endings;
 mod every;
+#[cfg(all(target_os = "linux", feature = "postgres"))]
+mod every_postgres;
 #[cfg(all(unix, feature = "postgres"))]
 mod fence_frozen;
 #[cfg(all(target_os = "linux", feature = "postgres"))]

@@ -3,6 +3,8 @@
 //! `leasehold-replica URL NAME OPTIONS LOG BEHAVIOUR [BROKEN]`. The log's lines are `<identity> start|tick|end <term>`, each
 //! appended in one write. It ends in order when its standard input does, so that none outlives the tests.
 
+#[cfg(unix)]
+mod server;
 #[cfg(all(unix, feature = "postgres"))]
 mod writer;
 
@@ -24,8 +26,9 @@ mod unix {
     use leasehold::{CancellationToken, Lease, Locker, Options, Sabotage};
 
     const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look|\
-        write-fenced|write-plain|once-fenced|once-plain \
-        [no-deadline|no-server-ttl|close-before-end|no-barrier]";
+        write-fenced|write-plain|once-fenced|once-plain|\
+        serve|serve-stuck|serve-hourly-stuck|serve-hourly-again \
+        [no-deadline|no-server-ttl|close-before-end|no-barrier|client-clock]";
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.
     const TICK: Duration = Duration::from_millis(50);
@@ -74,6 +77,9 @@ mod unix {
         if let Some(writer) = crate::writer::Writer::of(behaviour, url, log.try_clone()?)? {
             return writer.run(locker, name, shutdown).await;
         }
+        if let Some(server) = crate::server::Server::of(behaviour) {
+            return server.run(locker, name, shutdown, log).await;
+        }
         let behaviour = match behaviour.as_str() {
             "hold" => Behaviour::Hold,
             "stubborn" => Behaviour::Stubborn,
@@ -100,6 +106,7 @@ mod unix {
             "no-server-ttl" => Sabotage::NoServerTtl,
             "close-before-end" => Sabotage::CloseBeforeEnd,
             "no-barrier" => Sabotage::NoBarrier,
+            "client-clock" => Sabotage::ClientClock,
             _ => return Err(USAGE.into()),
         }))
     }
