@@ -117,7 +117,7 @@ async fn a_role_that_may_not_make_the_table_gets_the_sql_for_it() {
         .unwrap();
 
     let (_, sql) = reason.split_once(":\n").unwrap();
-    assert_eq!(sql, leasehold::postgres::slots_schema("app"));
+    assert_eq!(sql, leasehold::postgres::slots_schema(Some("app")));
     cluster.admin().sql(sql);
     cluster.admin().sql(sql);
     assert!(matches!(serve(&a, "job").await.unwrap(), Once::Ran((_, 1))));
