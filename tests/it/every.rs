@@ -249,15 +249,12 @@ async fn a_crashed_run_is_repeated_only_where_that_was_asked_for() {
                 Ok::<_, EveryError>(())
             });
             let once = once.await.unwrap();
-            match crashed {
-                Crashed::RetryOnce => {
-                    assert_eq!((once, served.all()[0].2), (Once::Ran(()), 2));
-                }
-                _ => {
-                    let Once::Taken(taken) = once else { panic!("it was repeated") };
-                    assert_eq!((taken.state, taken.by.as_deref()), (SlotState::Started, Some("a")));
-                    assert_eq!(served.count(), 0);
-                }
+            if crashed == Crashed::RetryOnce {
+                assert_eq!((once, served.all()[0].2), (Once::Ran(()), 2));
+            } else {
+                let Once::Taken(taken) = once else { panic!("it was repeated") };
+                assert_eq!((taken.state, taken.by.as_deref()), (SlotState::Started, Some("a")));
+                assert_eq!(served.count(), 0);
             }
             let body = async |_: Slot| -> Result<(), EveryError> { panic!("it has had its runs") };
             assert!(matches!(every.once(body).await.unwrap(), Once::Taken(_)));
@@ -447,7 +444,7 @@ async fn after_a_finish_the_next_run_is_an_interval_away() {
                             if let Some(ended) = *ended.lock().unwrap() {
                                 // Less what lies between the two clocks, and the end of the job and its record.
                                 assert!(
-                                    ended.elapsed() >= SECOND - Duration::from_millis(20),
+                                    ended.elapsed() >= Duration::from_millis(980),
                                     "{:?}",
                                     ended.elapsed()
                                 );

@@ -174,16 +174,13 @@ async fn a_claim_outlives_a_crash_of_the_server() {
     for round in 0..5 {
         let name = format!("job {round}");
         let a = locker(cluster.options(), "a");
-        let server = RefCell::new(cluster);
         let crashed = a.every(&name, LONG).once(async |slot: Slot| {
-            #[expect(clippy::await_holding_refcell_ref, reason = "nobody else has it")]
-            server.borrow_mut().stop(Stop::Immediate).await;
+            cluster.stop(Stop::Immediate).await;
             slot.cancelled().await;
             Ok::<_, EveryError>(())
         });
         let crashed = crashed.await;
         assert!(matches!(crashed, Err(EveryError::Lost { .. })), "{crashed:?}");
-        cluster = server.into_inner();
         cluster.start().await;
         let b = locker(cluster.options(), "b");
         let Once::Taken(taken) = serve(&b, &name).await.unwrap() else { panic!("round {round}: it is lost") };

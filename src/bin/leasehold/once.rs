@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn main(common: &Common, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.name.clone();
-    wrapper::main(&name, async |mask| run(common, arguments, mask).await)
+    wrapper::main(&name, async |mask| Box::pin(run(common, arguments, mask)).await)
 }
 
 async fn run(common: &Common, arguments: Arguments, mask: Mask) -> anyhow::Result<ExitCode> {
@@ -122,9 +122,10 @@ async fn serve(wrapper: &Wrapper, every: Every) -> anyhow::Result<u8> {
             info!("nothing to do: {taken}");
             Ok(0)
         }
-        Some(Ok(Once::Ran(None))) | None => Ok(wrapper.signals.code().unwrap_or(exit::BUG)),
+        Some(Ok(Once::Ran(None)) | Err(NotServed::Every(EveryError::Stopped))) | None => {
+            Ok(wrapper.signals.code().unwrap_or(exit::BUG))
+        }
         Some(Err(NotServed::CannotStart(error))) => Ok(error.report()),
-        Some(Err(NotServed::Every(EveryError::Stopped))) => Ok(wrapper.signals.code().unwrap_or(exit::BUG)),
         Some(Err(NotServed::Every(error))) => code_of(error),
     }
 }
