@@ -793,3 +793,50 @@ impl fmt::Debug for Every {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+    use crate::error::LossCause;
+    use crate::{Locker, Memory, Options};
+
+    /// E-01, E-04: the lock is lost between the claim and the job: nobody has run that slot, and it is served by whoever
+    /// claimed it, when that one has the lock again. To all others it looks like a run that has crashed.
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_whose_job_was_not_started_is_not_lost() {
+        let memory = Memory::new();
+        let key = Key::of(Kind::Lock, "job");
+        let replica = |who: &str| {
+            let locker = Locker::memory(&memory, Options::default().identity(who)).unwrap();
+            Replica::new(locker.every("job", Duration::from_hours(1))).unwrap()
+        };
+        let (mut a, mut b) = (replica("a"), replica("b"));
+        let guard = a.enter().await.unwrap();
+        let term = Arc::clone(guard.lease().shared());
+        // Polled before what hears that the claim is recorded.
+        let loses = future::poll_fn(|_| {
+            if memory.has_slot_of(key) {
+                term.lose(LossCause::Gone, clock::now());
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        });
+        let ((), claimed) = tokio::join!(biased; loses, a.claim(&guard));
+        assert!(claimed.unwrap().is_none());
+        guard.release().await.unwrap_err();
+
+        let Entered::Taken(taken) = b.lock_once().await.unwrap() else { panic!("it looks like a crash") };
+        assert_eq!((taken.state, taken.by.as_deref()), (SlotState::Started, Some("a")));
+        let guard = a.enter().await.unwrap();
+        let (slot, claim) = a.claim(&guard).await.unwrap().expect("it is served after all");
+        assert_eq!((slot.run, claim.started.entry.by.as_str()), (1, "a"));
+        assert!(a.serve(&guard, claim, future::ready(())).await.is_some());
+        guard.release().await.unwrap();
+        for replica in [&mut a, &mut b] {
+            let Entered::Taken(taken) = replica.lock_once().await.unwrap() else { panic!("it is served") };
+            assert_eq!(taken.state, SlotState::Served);
+        }
+    }
+}
