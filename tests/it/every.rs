@@ -61,9 +61,11 @@ fn replica(every: Every, who: &str, served: &Served) -> JoinHandle<Result<(), Ev
     }
 }
 
-/// Each number one more than the one before.
+/// No slot twice, and none left out after the first one: that may have been served so late in its time that the next one began
+/// meanwhile.
 fn assert_consecutive(numbers: &[u64]) {
-    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
+    assert!(numbers.windows(2).all(|pair| pair[1] > pair[0]), "{numbers:?}");
+    assert!(numbers[1..].windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
 }
 
 /// E-01, D35: three replicas that start at odd times, and two of them are ended meanwhile; whoever serves a slot is done
