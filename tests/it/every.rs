@@ -14,8 +14,10 @@ use crate::support::{Stage, eventually, on_every_store, quick, until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Where no slot but the first one comes in a test.
-const LONG: Duration = Duration::from_hours(1);
+/// Where no slot but the first one comes in a test: one begins every 365 days since 1970.
+const LONG: Duration = Duration::from_hours(24 * 365);
+
+const HOUR: Duration = Duration::from_hours(1);
 
 /// Who has served which slot, in order of their start.
 #[derive(Clone, Default)]
@@ -129,7 +131,7 @@ async fn the_job_gets_its_slot_and_the_lease() {
         });
         let Once::Ran((number, at, run)) = jobs.await.unwrap() else { panic!("it was free") };
         let since_1970 = at.duration_since(UNIX_EPOCH).unwrap();
-        assert_eq!((since_1970.as_secs(), run), (number * 3600 + 420, 1));
+        assert_eq!((since_1970.as_secs(), run), (number * LONG.as_secs() + 420, 1));
         let now = if let Stage::Memory(memory) | Stage::Expiring(memory) = stage {
             memory.clock()
         } else {
@@ -559,10 +561,10 @@ async fn a_clock_that_is_set_back_repeats_nothing() {
     let replicas =
         lockers.each_ref().map(|locker| replica(locker.every("job", minute), locker.identity(), &served));
     tokio::time::sleep(minute * 5).await;
-    memory.set_clock(memory.clock() + LONG);
+    memory.set_clock(memory.clock() + HOUR);
     tokio::time::sleep(minute * 5).await;
     let before = served.numbers();
-    memory.set_clock(memory.clock() - LONG);
+    memory.set_clock(memory.clock() - HOUR);
     tokio::time::sleep(minute * 30).await;
     assert_eq!(served.numbers(), before, "all of that hour are served, or are not any more");
     tokio::time::sleep(minute * 40).await;

@@ -27,7 +27,7 @@ mod unix {
 
     const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look|\
         write-fenced|write-plain|once-fenced|once-plain|\
-        serve|serve-stuck|serve-hourly-stuck|serve-hourly-again \
+        serve|serve-stuck|serve-yearly-stuck|serve-yearly-again \
         [no-deadline|no-server-ttl|close-before-end|no-barrier|client-clock]";
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.

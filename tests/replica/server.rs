@@ -23,8 +23,8 @@ impl Server {
         Some(match behaviour {
             "serve" => server(1, Crashed::AtMostOnce, false),
             "serve-stuck" => server(1, Crashed::AtMostOnce, true),
-            "serve-hourly-stuck" => server(3_600, Crashed::RetryOnce, true),
-            "serve-hourly-again" => server(3_600, Crashed::RetryOnce, false),
+            "serve-yearly-stuck" => server(365 * 86_400, Crashed::RetryOnce, true),
+            "serve-yearly-again" => server(365 * 86_400, Crashed::RetryOnce, false),
             _ => return None,
         })
     }
