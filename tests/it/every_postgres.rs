@@ -17,7 +17,8 @@ use crate::support::{Stage, quick, until};
 const LONG: Duration = Duration::from_hours(24 * 365);
 
 fn locker(target: PgConnectOptions, who: &str) -> Locker {
-    Locker::postgres(target, quick(who)).unwrap()
+    // On a busy machine a second is no time.
+    Locker::postgres(target, quick(who).query_timeout(Duration::from_secs(10))).unwrap()
 }
 
 fn user(cluster: &Cluster, user: &str) -> PgConnectOptions {
