@@ -839,4 +839,21 @@ mod tests {
             assert_eq!(taken.state, SlotState::Served);
         }
     }
+    /// E-05: told that the lock is lost, whoever served does not wait for the store, which may be away for long.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_run_whose_lock_is_lost_is_not_waited_for() {
+        let memory = Memory::new();
+        let locker = Locker::memory(&memory, Options::default()).unwrap();
+        let since = clock::now();
+        let lost = locker.every("job", Duration::from_hours(1)).once(async |slot: Slot| {
+            memory.down();
+            slot.cancelled().await;
+            Ok::<_, EveryError>(())
+        });
+        let lost = lost.await;
+        assert!(matches!(lost, Err(EveryError::Lost { .. })), "{lost:?}");
+        assert_eq!(clock::now() - since, Duration::ZERO);
+        memory.up();
+        locker.close().await;
+    }
 }
