@@ -14,8 +14,19 @@ pub(crate) fn now() -> Instant {
     running + suspended()
 }
 
+#[cfg(test)]
+tokio::task_local! {
+    /// For simulations: at that instant, what the wall clock of the host showed on which this runs.
+    pub(crate) static WALL: (Instant, u64);
+}
+
 /// Microseconds of the wall clock. It decides nothing: a counter that was lost goes on from there.
 pub(crate) fn wall_micros() -> u64 {
+    #[cfg(test)]
+    if let Ok((at, showed)) = WALL.try_with(|wall| *wall) {
+        let since = u64::try_from(now().saturating_duration_since(at).as_micros()).unwrap_or(u64::MAX);
+        return showed.saturating_add(since);
+    }
     #[expect(clippy::disallowed_methods, reason = "this is the one place")]
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     since_1970.as_micros().try_into().unwrap_or(u64::MAX)

@@ -46,6 +46,9 @@ const LONGEST_NAP: Duration = Duration::from_mins(1);
 /// The first pause of one whom somebody else was ahead of, at most: by then that one has recorded the slot.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
+/// Over how long replicas look at a slot that begins: most of them find it claimed then, and need not ask for its lock.
+const SPREAD: Duration = Duration::from_millis(20);
+
 /// How often it is tried to record the end of a run.
 const ATTEMPTS: u32 = 3;
 
@@ -329,7 +332,7 @@ impl Every {
                         Some(Ok(Ok(_))) => debug!(slot = number, "the job has ended"),
                         Some(Ok(Err(error))) => error!(slot = number, "the job failed: {error:#}"),
                         Some(Err(panic)) => {
-                            error!(slot = number, panic = text_of(&*panic), "the job panicked")
+                            error!(slot = number, panic = text_of(&*panic), "the job panicked");
                         }
                         None => {}
                     }
@@ -560,7 +563,8 @@ impl Replica {
                 "a slot is recorded that lies ahead of the store's clock, which was set back: none is served before that"
             );
         }
-        tokio::time::sleep(rest.min(LONGEST_NAP)).await;
+        let spread = SPREAD.mul_f64(self.rng.random_range(0.0..1.0));
+        tokio::time::sleep(rest.min(LONGEST_NAP) + spread).await;
     }
 
     /// Between two attempts: the first one is over soon after the other one has claimed the slot.
@@ -791,5 +795,69 @@ impl fmt::Debug for Every {
             .field("name", &self.name)
             .field("schedule", &self.schedule)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+    use crate::error::LossCause;
+    use crate::{Locker, Memory, Options};
+
+    /// E-01, E-04: the lock is lost between the claim and the job: nobody has run that slot, and it is served by whoever
+    /// claimed it, when that one has the lock again. To all others it looks like a run that has crashed.
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_whose_job_was_not_started_is_not_lost() {
+        let memory = Memory::new();
+        let key = Key::of(Kind::Lock, "job");
+        let replica = |who: &str| {
+            let locker = Locker::memory(&memory, Options::default().identity(who)).unwrap();
+            Replica::new(locker.every("job", Duration::from_hours(1))).unwrap()
+        };
+        let (mut a, mut b) = (replica("a"), replica("b"));
+        let guard = a.enter().await.unwrap();
+        let term = Arc::clone(guard.lease().shared());
+        // Polled before what hears that the claim is recorded.
+        let loses = future::poll_fn(|_| {
+            if memory.has_slot_of(key) {
+                term.lose(LossCause::Gone, clock::now());
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        });
+        let ((), claimed) = tokio::join!(biased; loses, a.claim(&guard));
+        assert!(claimed.unwrap().is_none());
+        guard.release().await.unwrap_err();
+
+        let Entered::Taken(taken) = b.lock_once().await.unwrap() else { panic!("it looks like a crash") };
+        assert_eq!((taken.state, taken.by.as_deref()), (SlotState::Started, Some("a")));
+        let guard = a.enter().await.unwrap();
+        let (slot, claim) = a.claim(&guard).await.unwrap().expect("it is served after all");
+        assert_eq!((slot.run, claim.started.entry.by.as_str()), (1, "a"));
+        assert!(a.serve(&guard, claim, future::ready(())).await.is_some());
+        guard.release().await.unwrap();
+        for replica in [&mut a, &mut b] {
+            let Entered::Taken(taken) = replica.lock_once().await.unwrap() else { panic!("it is served") };
+            assert_eq!(taken.state, SlotState::Served);
+        }
+    }
+    /// E-05: told that the lock is lost, whoever served does not wait for the store, which may be away for long.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_run_whose_lock_is_lost_is_not_waited_for() {
+        let memory = Memory::new();
+        let locker = Locker::memory(&memory, Options::default()).unwrap();
+        let since = clock::now();
+        let lost = locker.every("job", Duration::from_hours(1)).once(async |slot: Slot| {
+            memory.down();
+            slot.cancelled().await;
+            Ok::<_, EveryError>(())
+        });
+        let lost = lost.await;
+        assert!(matches!(lost, Err(EveryError::Lost { .. })), "{lost:?}");
+        assert_eq!(clock::now() - since, Duration::ZERO);
+        memory.up();
+        locker.close().await;
     }
 }

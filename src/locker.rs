@@ -165,8 +165,8 @@ impl Locker {
     /// run asks, and then as often as it has to.
     ///
     /// The Locker opens one connection of its own, for as long as it lives, and takes nothing from a pool; the first
-    /// time it opens a second one for a moment ([`Options::trust_affinity`]). It needs no table and no right but to
-    /// connect. The server must be the primary, and no pooler in transaction mode may stand before it; one in session
+    /// time it opens a second one for a moment ([`Options::trust_affinity`]). It needs no table, except for
+    /// [`every`](Self::every), and no right but to connect. The server must be the primary, and no pooler in transaction mode may stand before it; one in session
     /// mode may. Every Locker over the same database contends with every other one.
     ///
     /// # Errors

@@ -49,17 +49,17 @@ use crate::store::postgres::{
     NO_TRANSACTION, OTHER_DATABASE, OVER, REPLICA, abort, try_xact_lock as statement,
 };
 
-/// Gives the SQL that makes the one table that leasehold has, and lets a role use it that may not make it: as
+/// Gives the SQL that makes the one table that leasehold has, and where a role is given, lets that one use it: as
 /// `leasehold schema` prints it. Only [`Every`](crate::Every) needs it. To run it again changes nothing.
 ///
-/// `role` stands there as it is given: quoted, where it has to be.
+/// The role stands there as it is given: quoted, where it has to be.
 ///
 /// ```
-/// let sql = leasehold::postgres::slots_schema("app");
+/// let sql = leasehold::postgres::slots_schema(Some("app"));
 /// assert!(sql.contains("GRANT SELECT, INSERT, UPDATE ON leasehold.slots TO app;"));
 /// ```
 #[must_use]
-pub fn slots_schema(role: &str) -> String {
+pub fn slots_schema(role: Option<&str>) -> String {
     crate::store::postgres::slots_schema(role)
 }
 

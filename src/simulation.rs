@@ -7,6 +7,7 @@
 //! `LEASEHOLD_SEED=n` replays one seed and prints what happened; `LEASEHOLD_SOAK=10m` goes on through fresh seeds.
 
 mod sections;
+mod slots;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -30,6 +30,7 @@ use crate::error::{ConnectError, LossCause};
 use crate::name::Key;
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
+use crate::store::slots::Amended;
 use crate::store::{Ask, Enforcement, Exchange, Freed, Mode, Presence, Return};
 
 pub(crate) struct Machine<H> {
@@ -155,7 +156,11 @@ impl<H: Clone> Machine<H> {
             }
             Command::Mint { id, term, reply } => self.run_errand(Task::Mint { id, term, reply }, now),
             Command::Slots(slots, reply) => self.run_errand(Task::Slots(slots, reply), now),
-            Command::Amend(amend, reply) => self.run_errand(Task::Amend(amend, reply), now),
+            Command::Amend(amend, reply) if self.holds(amend.id, amend.term) => {
+                self.run_errand(Task::Amend(amend, reply), now);
+            }
+            // At once, not when there is a session again.
+            Command::Amend(_, reply) => drop(reply.send(Amended::Gone)),
             Command::Publish(message, sent) => self.run_errand(Task::Publish(message, sent), now),
             Command::Survey(reply) => self.run_errand(Task::Survey(reply), now),
             Command::Listen(call, answers) => self.listen(call, answers),
@@ -712,6 +717,13 @@ impl<H: Clone> Machine<H> {
         self.withdrawals.clear();
         for check in self.checks.drain(..) {
             check.reply.send(false).ok();
+        }
+        // Nobody waits for a record under a lease that is lost: the store may be away for long.
+        for errand in std::mem::take(&mut self.errands) {
+            match errand.task {
+                Task::Amend(_, reply) => drop(reply.send(Amended::Gone)),
+                task => self.errands.push_back(Errand { task, ..errand }),
+            }
         }
         // Who called has long had all answers that it waits for when there is a session again.
         self.calls.clear();

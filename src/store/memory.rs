@@ -218,6 +218,12 @@ impl Memory {
         self.world.with(|state, now| state.server.clock(now)).to_system_time()
     }
 
+    /// Whether a slot of the name with this key is recorded.
+    #[cfg(test)]
+    pub(crate) fn has_slot_of(&self, key: Key) -> bool {
+        self.world.with(|state, _| state.server.record(key).is_some())
+    }
+
     /// Tells the identities of those who hold a lease at this instant, the earliest grant first.
     #[must_use]
     pub fn holders(&self, name: &Name) -> Vec<String> {

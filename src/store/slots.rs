@@ -12,6 +12,7 @@ use crate::name::{Key, Name};
 pub(crate) struct Moment(pub(crate) u64);
 
 impl Moment {
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(micros(duration)))
     }
@@ -26,6 +27,7 @@ impl Moment {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
 impl From<SystemTime> for Moment {
     fn from(time: SystemTime) -> Self {
         Self(micros(time.duration_since(UNIX_EPOCH).unwrap_or_default()))

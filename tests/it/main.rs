@@ -17,6 +17,8 @@ mod command_examples;
 mod command_guard;
 #[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
 mod command_lock;
+#[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
+mod command_once;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
 mod command_run;
 #[cfg(all(unix, feature = "cli", feature = "postgres"))]
@@ -27,6 +29,8 @@ mod command_terminal;
 mod doctor;
 mod endings;
 mod every;
+#[cfg(all(target_os = "linux", feature = "postgres"))]
+mod every_postgres;
 #[cfg(all(unix, feature = "postgres"))]
 mod fence_frozen;
 #[cfg(all(target_os = "linux", feature = "postgres"))]

@@ -3,6 +3,8 @@
 //! `leasehold-replica URL NAME OPTIONS LOG BEHAVIOUR [BROKEN]`. The log's lines are `<identity> start|tick|end <term>`, each
 //! appended in one write. It ends in order when its standard input does, so that none outlives the tests.
 
+#[cfg(unix)]
+mod server;
 #[cfg(all(unix, feature = "postgres"))]
 mod writer;
 
@@ -24,8 +26,9 @@ mod unix {
     use leasehold::{CancellationToken, Lease, Locker, Options, Sabotage};
 
     const USAGE: &str = "usage: leasehold-replica URL NAME OPTIONS LOG hold|stubborn|wind-down|hand-over|look|\
-        lock|read|write|write-fenced|write-plain|once-fenced|once-plain \
-        [no-deadline|no-server-ttl|close-before-end|no-barrier]";
+         lock|read|write|write-fenced|write-plain|once-fenced|once-plain|\
+         serve|serve-stuck|serve-yearly-stuck|serve-yearly-again \
+         [no-deadline|no-server-ttl|close-before-end|no-barrier|client-clock]";
 
     /// How often the job shows that it is alive. Long beside the time that a test takes to react to a tick.
     const TICK: Duration = Duration::from_millis(50);
@@ -77,6 +80,9 @@ mod unix {
         if matches!(behaviour.as_str(), "lock" | "read" | "write") {
             return section(locker, name, behaviour, &log, shutdown).await;
         }
+        if let Some(server) = crate::server::Server::of(behaviour) {
+            return server.run(locker, name, shutdown, log).await;
+        }
         let behaviour = match behaviour.as_str() {
             "hold" => Behaviour::Hold,
             "stubborn" => Behaviour::Stubborn,
@@ -126,6 +132,7 @@ mod unix {
             "no-server-ttl" => Sabotage::NoServerTtl,
             "close-before-end" => Sabotage::CloseBeforeEnd,
             "no-barrier" => Sabotage::NoBarrier,
+            "client-clock" => Sabotage::ClientClock,
             _ => return Err(USAGE.into()),
         }))
     }

@@ -9,9 +9,13 @@ mod key;
 #[cfg(unix)]
 mod lock;
 mod log;
+#[cfg(unix)]
+mod once;
 mod output;
 #[cfg(unix)]
 mod run;
+#[cfg(feature = "postgres")]
+mod schema;
 mod status;
 mod step_down;
 #[cfg(unix)]
@@ -30,10 +34,11 @@ Examples:
   leasehold run --restart=always reconciler -- python reconcile.py
   leasehold run --no-wait --once nightly-cleanup -- ./clean-up --all
   leasehold lock --timeout 30s invoices -- ./finalize
+  leasehold once --every 1h --offset 30m hourly-report -- ./report
   leasehold status --watch
   leasehold step-down reconciler --wait
 
-Exit codes of `run` and `lock`: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be \
+Exit codes of `run`, `lock` and `once`: the command's own; 128 + n if signal n ended it; 127 if it was not found, 126 if it cannot be \
 executed. leasehold's own: 2 bad usage, 67 nobody leads, 69 the store cannot be reached, 70 a bug, 75 not acquired or not \
 taken over in time, 76 the lease or lock was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be \
 used.";
@@ -56,6 +61,9 @@ enum Command {
     /// Runs a command in a critical section: alone, or together with other readers.
     #[cfg(unix)]
     Lock(lock::Arguments),
+    /// Runs a command once per interval: where the present slot is taken, it ends at once.
+    #[cfg(unix)]
+    Once(once::Arguments),
     /// Kills the process group of a command when `run` or `lock`, which started it, is dead or stands still.
     #[cfg(unix)]
     #[command(hide = true)]
@@ -82,6 +90,9 @@ enum Command {
     StepDown(step_down::Arguments),
     /// Tells whether the store can be used, and what to change.
     Doctor(doctor::Arguments),
+    /// Prints the SQL of the table that `once` needs on PostgreSQL, for roles that may not make it.
+    #[cfg(feature = "postgres")]
+    Schema(schema::Arguments),
     /// Prints the number that a name stands for, and the SQL that shows who holds it.
     Key(key::Arguments),
 }
@@ -91,6 +102,9 @@ impl Command {
     const fn log_level(&self) -> &'static str {
         match self {
             Self::Status(_) | Self::StepDown(_) => "leasehold=warn",
+            // What a crontab starts says nothing while all is well.
+            #[cfg(unix)]
+            Self::Once(_) => "leasehold=warn",
             _ => "leasehold=info",
         }
     }
@@ -109,6 +123,7 @@ fn hint(mut error: clap::Error) -> clap::Error {
         Some("run") => {
             "put `--` before the command: leasehold run NAME -- COMMAND; and write --restart=always with `=`"
         }
+        Some("once") => "put `--` before the command: leasehold once --every=1h NAME -- COMMAND",
         Some("lock") => "put `--` before the command: leasehold lock NAME -- COMMAND",
         _ => return error,
     };
@@ -127,6 +142,8 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Lock(arguments) => lock::main(&common, arguments),
         #[cfg(unix)]
+        Command::Once(arguments) => once::main(&common, arguments),
+        #[cfg(unix)]
         Command::Guard { shared, file } => {
             let file = file.map(|path| wrapper::guard::GuardFile { path, is_shared: shared });
             Ok(wrapper::guard::main(file.as_ref()))
@@ -136,6 +153,8 @@ fn main() -> ExitCode {
         Command::Status(arguments) => status::main(&common, &arguments),
         Command::StepDown(arguments) => step_down::main(&common, &arguments),
         Command::Doctor(arguments) => doctor::main(&common, &arguments),
+        #[cfg(feature = "postgres")]
+        Command::Schema(arguments) => schema::main(&arguments),
         Command::Key(arguments) => key::main(&arguments),
     };
     match outcome {

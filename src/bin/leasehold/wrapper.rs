@@ -1,4 +1,4 @@
-//! What wraps a command that runs under a lease: `run` and `lock` do.
+//! What wraps a command that runs under a lease: `run`, `lock` and `once` do.
 //!
 //! The order is the same on every path: the command's process group is told to stop, is seen to be empty, and only then
 //! the lease is released. What this process cannot do because it was killed or stands still, its [`guard`] does.
@@ -107,6 +107,15 @@ impl Wrapper {
 
     /// Runs the command once, until nobody of its group is left. `None` if it was to stop before it had started.
     pub(crate) async fn run(&self, lease: &Lease) -> Result<Option<Ended>, CannotStart> {
+        self.run_with(lease, &[]).await
+    }
+
+    /// As [`run`](Self::run), with further variables.
+    pub(crate) async fn run_with(
+        &self,
+        lease: &Lease,
+        variables: &[(&str, String)],
+    ) -> Result<Option<Ended>, CannotStart> {
         let mut guards = 0;
         loop {
             let holding = self.guard.borrow_mut().hold()?;
@@ -138,7 +147,7 @@ impl Wrapper {
                 }
                 token => token?,
             };
-            let command = Command::start(self, lease, token).await?;
+            let command = Command::start(self, lease, token, variables).await?;
             let ended = command.attend(lease).await;
             info!(name = %lease.name(), code = ended.code(), "the command has ended");
             return Ok(Some(ended));

@@ -96,6 +96,8 @@ pub(crate) struct Server {
     slots: BTreeMap<Key, Record>,
     clock: Clock,
     sessions: BTreeMap<SessionId, Live>,
+    /// No session has been idle for too long before that: looked at so often that it counts.
+    idle_until: Option<Instant>,
     locks: BTreeMap<Key, Lock>,
     statements: BTreeMap<String, u64>,
     outbox: Vec<(SessionId, Event)>,
@@ -113,6 +115,7 @@ impl Server {
             slots: BTreeMap::new(),
             clock: Clock { set: None, showed: FIRST_MOMENT },
             sessions: BTreeMap::new(),
+            idle_until: None,
             locks: BTreeMap::new(),
             statements: BTreeMap::new(),
             outbox: Vec::new(),
@@ -137,11 +140,16 @@ impl Server {
     pub(crate) fn expire(&mut self, now: Instant) {
         match self.rule {
             Rule::Session => {
-                let idle = |id: &SessionId| self.idle_limit(*id).is_some_and(|limit| limit <= now);
-                let over: Vec<_> = self.sessions.keys().copied().filter(idle).collect();
+                if self.idle_until.is_none_or(|until| now < until) {
+                    return;
+                }
+                let limit = |live: &Live| live.idle_since + live.ttl;
+                let over = self.sessions.iter().filter(|(_, live)| limit(live) <= now);
+                let over: Vec<_> = over.map(|(id, _)| *id).collect();
                 for id in over {
                     self.terminate(id, &idle_timeout());
                 }
+                self.idle_until = self.sessions.values().map(limit).min();
             }
             Rule::Expiry => {
                 self.drop_holders(|_, holder| holder.confirmed + holder.ttl <= now);
@@ -166,6 +174,7 @@ impl Server {
         let id = SessionId(self.last_session);
         let identity = identity.to_owned();
         let (waits_for, writes) = (BTreeSet::new(), BTreeMap::new());
+        self.idle_until = Some(self.idle_until.map_or(now + ttl, |until| until.min(now + ttl)));
         self.sessions.insert(id, Live { identity, ttl, idle_since: now, waits_for, writes });
         Some(id)
     }

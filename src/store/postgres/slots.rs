@@ -30,21 +30,22 @@ CREATE TABLE IF NOT EXISTS leasehold.slots (
 /// What a role needs that does not own the table.
 fn grants(role: &str) -> String {
     format!(
-        "GRANT USAGE ON SCHEMA leasehold TO {role};\nGRANT SELECT, INSERT, UPDATE ON leasehold.slots TO {role};\n"
+        "-- For the role that leasehold logs in as:\nGRANT USAGE ON SCHEMA leasehold TO {role};\nGRANT SELECT, INSERT, UPDATE ON leasehold.slots TO {role};\n"
     )
 }
 
 /// All that somebody who may has to run, for a role that may not.
-pub(crate) fn schema(role: &str) -> String {
-    format!("{DDL}-- To the role that leasehold logs in as:\n{}", grants(role))
+pub(crate) fn schema(role: Option<&str>) -> String {
+    let grants = role.map(grants).unwrap_or_default();
+    format!("{DDL}{grants}")
 }
 
 /// `undefined_table`, and `invalid_schema_name`.
 pub(super) const MISSING: [&str; 2] = ["42P01", "3F000"];
 
 /// What one who makes the table meets where another one makes it at the same time: `unique_violation`, `duplicate_schema`,
-/// `duplicate_table`, `duplicate_object`, and an update of one row of the catalogue by two.
-pub(super) const MADE_BY_ANOTHER: [&str; 5] = ["23505", "42P06", "42P07", "42710", "XX000"];
+/// `duplicate_table`, `duplicate_object`, `lock_not_available`, and an update of one row of the catalogue by two.
+pub(super) const MADE_BY_ANOTHER: [&str; 6] = ["23505", "42P06", "42P07", "42710", "55P03", "XX000"];
 
 /// `insufficient_privilege`, `read_only_sql_transaction`, `undefined_column`, and what a table of that name that is none
 /// of ours brings.
@@ -171,7 +172,7 @@ pub(super) fn refused(code: &str, reason: &str) -> NoSlots {
         NoSlots::Forbidden(format!(
             "the table of slots cannot be used ({reason}): let a role that may do so run this, which `leasehold schema` \
              prints as well:\n{}",
-            schema("app")
+            schema(Some("app"))
         ))
     } else {
         NoSlots::Failed(reason.to_owned())

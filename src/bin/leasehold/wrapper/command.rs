@@ -66,6 +66,9 @@ impl Ended {
     }
 }
 
+/// What a command of `once` gets beyond others. Those of a wrapper around this one say nothing about this lease.
+pub(crate) const SLOT_VARIABLES: [&str; 3] = ["LEASEHOLD_SLOT", "LEASEHOLD_SLOT_AT", "LEASEHOLD_RUN"];
+
 /// The part of the grace in which whoever was told to stop is still only told.
 const KILL_AFTER: f64 = 0.8;
 
@@ -83,6 +86,7 @@ impl<'a> Command<'a> {
         wrapper: &'a Wrapper,
         lease: &Lease,
         token: Option<FencingToken>,
+        variables: &[(&str, String)],
     ) -> io::Result<Self> {
         let mut exec = this_program()?;
         exec.args(["exec", &getpid().as_raw_pid().to_string(), "--"])
@@ -101,6 +105,10 @@ impl<'a> Command<'a> {
             // The store has no transactions.
             Err(_) => exec.env_remove("LEASEHOLD_FENCE_SQL"),
         };
+        for inherited in SLOT_VARIABLES {
+            exec.env_remove(inherited);
+        }
+        exec.envs(variables.iter().map(|(name, value)| (name, value)));
         let child = wrapper.mask.spawn(&mut exec)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         wrapper.reaper.watch(pid);
