@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use leasehold::{Error, Lease, Locker, Options, UrlError};
+use leasehold::{Lease, Locker, Options};
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
 
@@ -17,11 +17,17 @@ use crate::arguments::Arguments;
 use crate::cycles::{TASKS, cycle_for, sum};
 use crate::now;
 use crate::report::{Goal, Row, Spread, Unit};
-use crate::support::redis::Server;
+use crate::support::redis::{Proxy, Server};
 
 /// Deletes a key if it has that value.
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+/// As many as a Locker has by default.
+const MANY: u32 = 1_000;
+
+/// Long beside what a thousand commands take: what is left are the round trips.
+const LINE: Duration = Duration::from_millis(100);
 
 /// As the default options have it.
 const TTL_MS: u32 = 30_000;
@@ -101,13 +107,8 @@ impl Raw {
     }
 }
 
-/// `None` as long as there is no store on Redis.
-async fn locker(url: &str) -> anyhow::Result<Option<Locker>> {
-    match Locker::connect(url, Options::default()).await {
-        Ok(locker) => Ok(Some(locker)),
-        Err(Error::Url(UrlError::UnknownScheme { .. })) => Ok(None),
-        Err(error) => Err(error).context("the store on Redis"),
-    }
+async fn locker(url: &str) -> anyhow::Result<Locker> {
+    Locker::connect(url, Options::default()).await.context("the store on Redis")
 }
 
 /// How long a cycle takes.
@@ -121,8 +122,8 @@ async fn raw_cycle(url: String, cycles: u32) -> anyhow::Result<Duration> {
     Ok(now().saturating_sub(since) / cycles)
 }
 
-async fn our_cycle(url: String, cycles: u32) -> anyhow::Result<Option<Duration>> {
-    let Some(locker) = locker(&url).await? else { return Ok(None) };
+async fn our_cycle(url: String, cycles: u32) -> anyhow::Result<Duration> {
+    let locker = locker(&url).await?;
     let lock = locker.lock("job");
     lock.try_with(async |_: Lease| anyhow::Ok(())).await?;
     let since = now();
@@ -131,7 +132,7 @@ async fn our_cycle(url: String, cycles: u32) -> anyhow::Result<Option<Duration>>
     }
     let cost = now().saturating_sub(since) / cycles;
     locker.close().await;
-    Ok(Some(cost))
+    Ok(cost)
 }
 
 /// How many cycles all tasks have made.
@@ -141,13 +142,13 @@ async fn raw_cycles(url: String, window: Duration) -> anyhow::Result<f64> {
     sum(tasks.join_all().await)
 }
 
-async fn our_cycles(url: String, window: Duration) -> anyhow::Result<Option<f64>> {
-    let Some(locker) = locker(&url).await? else { return Ok(None) };
+async fn our_cycles(url: String, window: Duration) -> anyhow::Result<f64> {
+    let locker = locker(&url).await?;
     locker.lock("first").try_with(async |_: Lease| anyhow::Ok(())).await?;
     let tasks: JoinSet<_> = (0..TASKS).map(|task| cycle_for(locker.clone(), task, window)).collect();
     let cycles = sum(tasks.join_all().await)?;
     locker.close().await;
-    Ok(Some(cycles))
+    Ok(cycles)
 }
 
 pub(crate) async fn rows(server: &Server, arguments: Arguments) -> anyhow::Result<Vec<Row>> {
@@ -157,9 +158,7 @@ pub(crate) async fn rows(server: &Server, arguments: Arguments) -> anyhow::Resul
         let (mut ours, mut limit) = (Spread::default(), Spread::default());
         for _ in 0..arguments.rounds() {
             limit.add(place.run(raw_cycle(url.clone(), arguments.cycles())).await?);
-            if let Some(cost) = place.run(our_cycle(url.clone(), arguments.cycles())).await? {
-                ours.add(cost);
-            }
+            ours.add(place.run(our_cycle(url.clone(), arguments.cycles())).await?);
         }
         let goal = Goal::TimesAtMost(1.25);
         rows.push(row("cycle of `try_with` on Redis", place, Unit::Ms, [&ours, &limit], goal, arguments));
@@ -168,14 +167,34 @@ pub(crate) async fn rows(server: &Server, arguments: Arguments) -> anyhow::Resul
         let (mut ours, mut limit) = (Spread::default(), Spread::default());
         for _ in 0..arguments.rounds() {
             limit.push(place.run(raw_cycles(url.clone(), window)).await? / window.as_secs_f64());
-            if let Some(cycles) = place.run(our_cycles(url.clone(), window)).await? {
-                ours.push(cycles / window.as_secs_f64());
-            }
+            ours.push(place.run(our_cycles(url.clone(), window)).await? / window.as_secs_f64());
         }
         let (what, goal) = (format!("cycles of {TASKS} tasks on Redis"), Goal::TimesAtLeast(0.8));
         rows.push(row(&what, place, Unit::PerSecond, [&ours, &limit], goal, arguments));
     }
     Ok(rows)
+}
+
+/// How many round trips it takes to ask the server for a thousand leases, on a line where each takes a while.
+pub(crate) async fn heartbeat(server: &Server, arguments: Arguments) -> anyhow::Result<Row> {
+    let proxy = Proxy::to(server.port());
+    let locker = locker(&proxy.url()).await?;
+    let mut guards = Vec::new();
+    for n in 0..MANY {
+        guards.push(locker.lock(format!("invoice {n:06}")).lock().await?);
+    }
+    proxy.delay(LINE);
+    let mut turns = Spread::default();
+    for _ in 0..arguments.rounds() {
+        let since = now();
+        assert!(guards[0].check().await, "nobody has taken it");
+        turns.push(now().saturating_sub(since).as_secs_f64() / LINE.as_secs_f64());
+    }
+    proxy.delay(Duration::ZERO);
+    drop(guards);
+    locker.close().await;
+    let row = Row::of(format!("{MANY} locks held on Redis: heartbeat"), Unit::RoundTrips, &turns);
+    Ok(row.with_goal(Goal::AtMost(1.9)))
 }
 
 fn row(
@@ -187,9 +206,6 @@ fn row(
     arguments: Arguments,
 ) -> Row {
     let place = place.name();
-    if ours.is_empty() {
-        return Row::of(format!("{what}, {place}: plain commands alone"), unit, limit);
-    }
     let row = Row::of(format!("{what}, {place}"), unit, ours).with_limit(limit.median());
     if arguments.is_quick { row } else { row.with_goal(goal) }
 }

@@ -76,5 +76,7 @@ async fn on_redis(arguments: Arguments, rows: &mut Vec<Row>) -> anyhow::Result<S
     let server = Server::start();
     eprintln!("cycles on Redis");
     rows.extend(redis_cycles::rows(&server, arguments).await?);
+    eprintln!("held on Redis");
+    rows.push(redis_cycles::heartbeat(&server, arguments).await?);
     Ok(format!("Redis {} on loopback, without persistence", server.info("redis_version")))
 }

@@ -14,6 +14,7 @@ pub(crate) enum Unit {
     Percent,
     PerSecond,
     Sessions,
+    RoundTrips,
 }
 
 impl Unit {
@@ -25,6 +26,7 @@ impl Unit {
             Self::Percent => "% of a core",
             Self::PerSecond => "per s",
             Self::Sessions => "sessions",
+            Self::RoundTrips => "round trips",
         }
     }
 }
@@ -41,10 +43,6 @@ impl Spread {
 
     pub(crate) fn push(&mut self, value: f64) {
         self.0.push(value);
-    }
-
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     pub(crate) fn median(&self) -> f64 {
