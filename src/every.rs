@@ -74,14 +74,16 @@ const ATTEMPTS: u32 = 3;
 ///   frees it, and the next slot is served.
 /// * A job that returns an error or panics has finished: it is logged, and the schedule goes on.
 /// * If the store's clock is set back, nothing is repeated: slots begin after the last one that was served, or are not
-///   served. If it was wrong by years, remove the record: the row in `leasehold.slots`, or the file that ends in `.slot`.
+///   served. If it was wrong by years, remove the record: the row in `leasehold.slots`, the file that ends in `.slot`, or on
+///   Redis the key that ends in `:s`.
 ///
 /// The lock is that of [`Locker::lock`](crate::Locker::lock)`(name)`: whoever holds it keeps the job from running. It can
 /// [fence transactions](crate::Lease::fence_sql), where the store has any.
 ///
 /// A replica that does not serve a slot asks the store once or a few times in it. On PostgreSQL, the table
 /// `leasehold.slots` is made by the first who needs it, where its role may; else [`EveryError::Forbidden`] has the SQL.
-/// On files, the store's clock is that of the host.
+/// On files, the store's clock is that of the host. On Redis the record lives as long as the server's data: where those are
+/// lost, the present slot may be served again.
 ///
 /// # Examples
 ///
