@@ -76,8 +76,8 @@ const ATTEMPTS: u32 = 3;
 /// * If the store's clock is set back, nothing is repeated: slots begin after the last one that was served, or are not
 ///   served. If it was wrong by years, remove the record: the row in `leasehold.slots`, or the file that ends in `.slot`.
 ///
-/// The lock is that of [`Locker::lock`](crate::Locker::lock)`(name)`: whoever holds it keeps the job from running. It can
-/// [fence transactions](crate::Lease::fence_sql), where the store has any.
+/// The lock is that of [`Locker::lock`](crate::Locker::lock)`(name)`: whoever holds it keeps the job from running, and a job
+/// that asks for it itself waits for ever. It can [fence transactions](crate::Lease::fence_sql), where the store has any.
 ///
 /// A replica that does not serve a slot asks the store once or a few times in it. On PostgreSQL, the table
 /// `leasehold.slots` is made by the first who needs it, where its role may; else [`EveryError::Forbidden`] has the SQL.
