@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use leasehold::{Crashed, EveryError, Lease, Locker, Name, Once, Slot, SlotState};
+use leasehold::{CancellationToken, Crashed, EveryError, Lease, Locker, Name, Once, Slot, SlotState};
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 
@@ -65,6 +65,27 @@ async fn the_table_is_made_by_whoever_needs_it_first() {
         }
     }
     assert_eq!(exists(), "true");
+}
+
+/// E-07: the table is dropped in the middle of a run: the schedule goes on, with a table that is made anew.
+#[tokio::test]
+async fn a_table_that_somebody_drops_is_made_anew() {
+    let database = Database::new();
+    let a = locker(database.options(), "a");
+    let (numbers, done) = (std::sync::Mutex::new(Vec::new()), CancellationToken::new());
+    let every = a.every("job", Duration::from_secs(1)).until(done.clone());
+    let run = every.run(async |slot: Slot| {
+        database.admin().sql("DROP SCHEMA leasehold CASCADE");
+        let mut numbers = numbers.lock().unwrap();
+        numbers.push(slot.number);
+        if numbers.len() == 3 {
+            done.cancel();
+        }
+        Ok::<_, Infallible>(())
+    });
+    run.await.unwrap();
+    a.close().await;
+    assert!(numbers.into_inner().unwrap().is_sorted());
 }
 
 /// E-07: what a person reads in the table; names that not every database can write, and keys of both kinds.

@@ -57,7 +57,7 @@ pub(crate) struct Common {
     )]
     stop_grace: Option<String>,
     /// How long to wait where the end of the term before may have been unclean, as before the first one [default: 1s; 0s on
-    /// files]; `lock` waits it each time, and not at all by default
+    /// files]; `lock` and `once` wait it each time, and not at all by default
     #[arg(
         long,
         global = true,
@@ -67,7 +67,7 @@ pub(crate) struct Common {
     )]
     takeover_delay: Option<String>,
     /// What this process is called in logs and in the store (also `LEASEHOLD_IDENTITY`, unless a
-    /// `run` or `lock` around this one has set it)
+    /// `run`, `lock` or `once` around this one has set it)
     #[arg(long, global = true, value_name = "TEXT", help_heading = "Options of the lease")]
     identity: Option<String>,
     /// On PostgreSQL, do without the second connection by which a pooler in transaction mode is found out: only where there is

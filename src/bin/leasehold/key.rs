@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
 enum KindArgument {
     /// `leasehold run`, and `locker.run` or `candidate` of the library
     Lease,
-    /// `leasehold lock --kind=lock`, and `locker.lock` of the library
+    /// `leasehold lock --kind=lock` and `once`, and `locker.lock` and `every` of the library
     Lock,
     /// `leasehold lock`, and `locker.rw_lock` of the library
     Rwlock,

@@ -64,7 +64,7 @@ enum Command {
     /// Runs a command once per interval: where the present slot is taken, it ends at once.
     #[cfg(unix)]
     Once(once::Arguments),
-    /// Kills the process group of a command when `run` or `lock`, which started it, is dead or stands still.
+    /// Kills the process group of a command when `run`, `lock` or `once`, which started it, is dead or stands still.
     #[cfg(unix)]
     #[command(hide = true)]
     Guard {
@@ -74,7 +74,7 @@ enum Command {
         /// What the guards of a name hold one after the other, where they are on one host
         file: Option<std::path::PathBuf>,
     },
-    /// Becomes a command, when it may: what `run` and `lock` start.
+    /// Becomes a command, when it may: what `run`, `lock` and `once` start.
     #[cfg(unix)]
     #[command(hide = true)]
     Exec {

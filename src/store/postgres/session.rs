@@ -520,6 +520,10 @@ impl Session for PgSession {
         }
         let rows = match self.fetch(slots::amend(slots, expected, next)).await? {
             Ok(rows) => rows,
+            // Somebody has removed it: the next look makes it anew, or tells what is to be done.
+            Err((code, reason)) if slots::MISSING.contains(&code.as_str()) => {
+                return Ok(Amended::Failed(NoSlots::Failed(reason)));
+            }
             Err((code, reason)) => return Ok(Amended::Failed(slots::refused(&code, &reason))),
         };
         let written = slots::read_amended(&rows).map_err(|error| distrusted(&error.to_string()))?;
