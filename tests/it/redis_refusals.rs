@@ -513,6 +513,9 @@ async fn tls_needs_a_certificate_that_the_system_trusts() {
     misnamed.env("SSL_CERT_FILE", server.certificate()).stderr(std::process::Stdio::null());
     let mut member = Replica::by(misnamed, &wrong_name, &quick("b"), "job", &lines, &["hold"]);
     assert!(!member.wait().await.success());
+    // Nobody connects without a look at it.
+    let unseen = Locker::connect(&format!("{}#insecure", server.tls_url()), quick("c")).await.unwrap_err();
+    assert!(matches!(unseen, Error::Url(_)), "{unseen:?}");
     // A server that does not speak it.
     let plain = refused(&server.url().replace("redis:", "rediss:").replace("127.0.0.1", "localhost")).await;
     println!("{plain:?}");
