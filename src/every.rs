@@ -329,7 +329,7 @@ impl Every {
                         Some(Ok(Ok(_))) => debug!(slot = number, "the job has ended"),
                         Some(Ok(Err(error))) => error!(slot = number, "the job failed: {error:#}"),
                         Some(Err(panic)) => {
-                            error!(slot = number, panic = text_of(&*panic), "the job panicked")
+                            error!(slot = number, panic = text_of(&*panic), "the job panicked");
                         }
                         None => {}
                     }
