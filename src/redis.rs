@@ -20,6 +20,7 @@
 //! # What the server needs
 //!
 //! * Redis 7.0 or newer, or Valkey.
+//! * For `rediss://`, a certificate that the system trusts. It is always looked at.
 //! * `maxmemory-policy noeviction`, if `maxmemory` is set: one that may evict a lease is refused.
 //! * Of an ACL: `+set +get +ping +evalsha +eval +script|load +time +publish +subscribe +info +client|setname`, what the scripts
 //!   call (`get set del pexpire pexpireat pttl exists zadd zrem zrange zscore zremrangebyscore`), the keys `leasehold:*`, and

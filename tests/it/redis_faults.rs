@@ -14,7 +14,7 @@ use crate::support::log::assert_one_at_a_time;
 use crate::support::member::over;
 use crate::support::redis::{Data, Proxy, Server};
 use crate::support::replica::{Lines, PROGRAM, Replica};
-use crate::support::{Log, Member, eventually, pass, quick, until};
+use crate::support::{Log, Member, eventually, now, pass, quick, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -73,6 +73,56 @@ async fn a_connection_that_is_lost_is_no_loss() {
     assert_eq!(log.lines(), ["a start", "a end"]);
     a.close().await;
     b.close().await;
+}
+
+/// R-04, R-07: an acquire and a release whose answers are lost with their connection are asked for again, and are what they
+/// were.
+#[tokio::test]
+async fn an_answer_that_is_lost_with_its_connection_is_asked_for_again() {
+    let server = Server::start();
+    let line = Proxy::to(server.port());
+    let a = Locker::at(&line.url(), patient("a").heartbeat_interval(Duration::from_mins(1))).unwrap();
+    a.lock("warm").lock().await.unwrap().release().await.unwrap();
+    let monitor = server.monitor();
+    let lost = async |key: &str, is_there: bool| {
+        until("the server has done it", || server.keys(key).is_empty() != is_there).await;
+        let value = server.try_ask::<Option<Vec<u8>>>(&["GET", key]).ok();
+        line.close().await;
+        line.heal();
+        value
+    };
+    for sort in ["lock", "write", "read"] {
+        let key = match sort {
+            "lock" => "leasehold:{lock:job}:h",
+            "write" => "leasehold:{rwlock:job}:h",
+            _ => "leasehold:{rwlock:job}:r",
+        };
+        monitor.forget(&server);
+        line.cut_answers();
+        let (lock, rw) = (a.lock("job"), a.rw_lock("job"));
+        let asking = async {
+            match sort {
+                "lock" => lock.lock().await,
+                "write" => rw.write().await,
+                _ => rw.read().await,
+            }
+        };
+        let (guard, value) = tokio::join!(asking, lost(key, true));
+        let guard = guard.unwrap();
+        assert_eq!(
+            server.try_ask::<Option<Vec<u8>>>(&["GET", key]).ok(),
+            value,
+            "{sort}: it is another grant"
+        );
+        // After an interruption it looks by itself whether it still has what it holds: that is answered before this is.
+        let is_look = |words: &[String]| words[0] == "EVALSHA" && words[2..4] == ["1", key];
+        until("it has looked", || monitor.seen(&server).iter().any(|it| is_look(&it.words))).await;
+        assert!(guard.check().await);
+        line.cut_answers();
+        let (released, _) = tokio::join!(guard.release(), lost(key, false));
+        released.unwrap();
+    }
+    a.close().await;
 }
 
 /// R-04, F-30: who stands by while its connection is lost is told of the next release all the same, and learns of one that
@@ -138,14 +188,20 @@ async fn a_restart_without_its_data_is_told() {
     let mut server = Server::start();
     let log = Log::default();
     let a = locker(&server, patient("a"));
+    let line = Proxy::to(server.port());
+    let b = Locker::at(&line.url(), patient("b").heartbeat_interval(Duration::from_mins(1))).unwrap();
     let mut member = Member::on(&a, "job", "a", &log);
     for round in 1..=5 {
         let lease = member.leads().await;
         let lost = a.lock("lost").lock().await.unwrap();
         let read = a.rw_lock("read").read().await.unwrap();
-        let released = a.lock("released").lock().await.unwrap();
-        server.kill();
+        // It is under way when the server dies, which has not read it: no heartbeat comes before.
+        let released = b.lock("released").lock().await.unwrap();
+        server.stop();
+        let turns = line.turns();
         let releasing = tokio::spawn(released.release());
+        until("the release is sent", || line.turns() > turns).await;
+        server.kill();
         server.start_again(Data::Lost).await;
         let released = releasing.await.unwrap();
         assert!(matches!(released, Err(LockError::Lost { cause: LossCause::Gone })), "{round}: {released:?}");
@@ -159,6 +215,7 @@ async fn a_restart_without_its_data_is_told() {
     member.stop().await.unwrap();
     assert_eq!(log.assert_one_at_a_time(), 6);
     a.close().await;
+    b.close().await;
 }
 
 /// R-04, R-03: whoever has another one's value in its key learns it from the first heartbeat that comes after that.
@@ -271,6 +328,33 @@ async fn a_full_memory_costs_nobody_a_lease() {
     assert_eq!(server.keys("*"), ["leasehold:{rwlock:kept}:r"]);
     server.config_set("maxmemory", "0");
     b.lock("job").lock().await.unwrap().release().await.unwrap();
+    a.close().await;
+    b.close().await;
+}
+
+/// D30, R-04: what is answered late is trusted from before it was asked for, and so is what a check has renewed; what has
+/// ended is released once, in vain.
+#[tokio::test]
+async fn trust_counts_from_before_the_winning_attempt() {
+    let server = Server::start();
+    let line = Proxy::to(server.port());
+    let a = Locker::at(&line.url(), quick("a")).unwrap();
+    let trust = a.bounds().trust;
+    a.lock("warm").lock().await.unwrap().release().await.unwrap();
+    let late = Duration::from_millis(500);
+    line.delay(late);
+    let guard = a.lock("job").lock().await.unwrap();
+    assert!(guard.deadline() + late <= now() + trust, "{:?} are left", guard.remaining());
+    assert!(guard.is_held() && guard.check().await);
+    assert!(guard.deadline() + late <= now() + trust, "{:?} are left", guard.remaining());
+    line.cut();
+    until("it is over", || !guard.is_held()).await;
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert!(!guard.check().await);
+    assert!(matches!(guard.release().await, Err(LockError::Lost { .. })));
+    line.heal();
+    let b = locker(&server, quick("b"));
+    b.lock("job").lock_timeout(LONG).await.unwrap().release().await.unwrap();
     a.close().await;
     b.close().await;
 }

@@ -36,7 +36,7 @@ fn readers(server: &Server) -> (Vec<(String, i64)>, i64) {
     let script = "local now = redis.call('TIME'); now = now[1] * 1000 + math.floor(now[2] / 1000); \
         local ends = redis.call('PEXPIRETIME', KEYS[1]); local told = {ends - now}; \
         local all = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'); \
-        for n = 1, #all, 2 do told[#told + 1] = all[n] .. '=' .. (all[n + 1] - now) end; return told";
+        for n = 1, #all, 2 do told[#told + 1] = all[n] .. '=' .. string.format('%d', all[n + 1] - now) end; return told";
     let mut told: Vec<String> = server
         .ask::<Vec<redis::Value>>(&["EVAL", script, "1", READERS])
         .into_iter()
@@ -47,7 +47,7 @@ fn readers(server: &Server) -> (Vec<(String, i64)>, i64) {
         .collect();
     let all = told.split_off(1).into_iter().map(|told| {
         let (who, left) = told.rsplit_once('=').unwrap();
-        (who.to_owned(), left.parse::<f64>().unwrap() as i64)
+        (who.to_owned(), left.parse::<i64>().unwrap())
     });
     (all.collect(), told[0].parse().unwrap())
 }

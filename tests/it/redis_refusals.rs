@@ -444,16 +444,16 @@ async fn passwords_are_never_shown() {
     server.user("app", "right-secret", &["~*", "&*", "+@all"]);
     let recorder = Recorder::default();
     let current = tracing::subscriber::set_default(tracing_subscriber::registry().with(recorder.clone()));
-    let mut told = String::new();
+    let mut told = Vec::new();
     let secrets = ["wrong-secret", "right-secret", "default-secret"];
     for url in [server.url(), server.url_of("app", "wrong-secret"), server.url_of("nobody", "right-secret")] {
         let error = refused(&url).await;
         assert!(matches!(error, ConnectError::Authentication { .. }) && !error.is_permanent(), "{error}");
-        told += &format!("{error} {error:?} ");
+        told.push(format!("{error} {error:?} "));
         // A run waits: passwords change.
         let waiting = Waiting::at(&url);
         waiting.waits("refused the login").await;
-        told += &format!("{:?} {:?}", waiting.recorder.all(), waiting.member.locker);
+        told.push(format!("{:?} {:?}", waiting.recorder.all(), waiting.member.locker));
         waiting.member.stop().await.unwrap();
     }
     let port = server.port();
@@ -464,17 +464,18 @@ async fn passwords_are_never_shown() {
         format!("redis://app:wrong-secret@127.0.0.1:{port}/99"),
     ] {
         let error = Locker::connect(&url, quick("a")).await.unwrap_err();
-        told += &format!("{error} {error:?} ");
+        told.push(format!("{error} {error:?} "));
     }
     let good = Locker::connect(&server.url_of("app", "right-secret"), quick("a")).await.unwrap();
     let target =
         leasehold::redis::Target::from(redis::Client::open(server.url_of("app", "right-secret")).unwrap());
     good.lock("job").lock().await.unwrap().release().await.unwrap();
-    told += &format!("{good:?} {target:?} {} {:?}", good.address(), good.observer());
+    told.push(format!("{good:?} {target:?} {} {:?}", good.address(), good.observer()));
     let error = refused(&server.url_of("app", "right-secret").replace(&port.to_string(), "1")).await;
-    told += &format!("{error} {error:?} {:?}", recorder.all());
+    told.push(format!("{error} {error:?} {:?}", recorder.all()));
     good.close().await;
     drop(current);
+    let told = told.join(" ");
     for secret in secrets {
         assert!(!told.contains(secret), "{secret} is told: {told}");
     }
@@ -513,6 +514,9 @@ async fn tls_needs_a_certificate_that_the_system_trusts() {
     misnamed.env("SSL_CERT_FILE", server.certificate()).stderr(std::process::Stdio::null());
     let mut member = Replica::by(misnamed, &wrong_name, &quick("b"), "job", &lines, &["hold"]);
     assert!(!member.wait().await.success());
+    // Nobody connects without a look at it.
+    let unseen = Locker::connect(&format!("{}#insecure", server.tls_url()), quick("c")).await.unwrap_err();
+    assert!(matches!(unseen, Error::Url(_)), "{unseen:?}");
     // A server that does not speak it.
     let plain = refused(&server.url().replace("redis:", "rediss:").replace("127.0.0.1", "localhost")).await;
     println!("{plain:?}");

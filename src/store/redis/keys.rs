@@ -116,26 +116,25 @@ pub(super) const LEADERS: &str = "leasehold:{lease*}:h";
 pub(super) fn read_leader(key: &[u8]) -> Option<Key> {
     let rest = key.strip_prefix(PREFIX.as_bytes())?.strip_prefix(b"{lease")?.strip_suffix(b"}:h")?;
     let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(str::to_owned);
-    let name = match rest.split_first()? {
-        (b':', name) => Name::from(text(name)?),
-        _ => {
-            let colon = rest.iter().position(|byte| *byte == b':')?;
-            let (what, rest) = (&rest[..colon], &rest[colon + 1..]);
-            match what {
-                b"+key" => Name::key(text(rest)?.parse().ok()?),
-                b"+pair" => {
-                    let pair = text(rest)?;
-                    let (first, second) = pair.split_once(',')?;
-                    Name::key_pair(first.parse().ok()?, second.parse().ok()?)
-                }
-                b"+scope" => {
-                    let colon = rest.iter().position(|byte| *byte == b':')?;
-                    let length: usize = text(&rest[..colon])?.parse().ok()?;
-                    let (scope, bytes) = rest[colon + 1..].split_at_checked(length)?;
-                    Name::scoped(text(scope)?.into(), bytes, &shown_by_default(bytes))
-                }
-                _ => return None,
+    let name = if let Some(name) = rest.strip_prefix(b":") {
+        Name::from(text(name)?)
+    } else {
+        let colon = rest.iter().position(|byte| *byte == b':')?;
+        let (what, rest) = (&rest[..colon], &rest[colon + 1..]);
+        match what {
+            b"+key" => Name::key(text(rest)?.parse().ok()?),
+            b"+pair" => {
+                let pair = text(rest)?;
+                let (first, second) = pair.split_once(',')?;
+                Name::key_pair(first.parse().ok()?, second.parse().ok()?)
             }
+            b"+scope" => {
+                let colon = rest.iter().position(|byte| *byte == b':')?;
+                let length: usize = text(&rest[..colon])?.parse().ok()?;
+                let (scope, bytes) = rest[colon + 1..].split_at_checked(length)?;
+                Name::scoped(text(scope)?.into(), bytes, &shown_by_default(bytes))
+            }
+            _ => return None,
         }
     };
     Some(Key::of(Kind::Lease, &name))

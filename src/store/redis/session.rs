@@ -58,7 +58,7 @@ pub(crate) struct RedisSession {
 }
 
 /// The replies to one batch.
-struct Replies {
+struct Carried {
     replies: Vec<Reply>,
     /// Some commands were sent more than once: those that were carried out may look as if others had been quicker.
     is_repeated: bool,
@@ -140,15 +140,14 @@ impl RedisSession {
         debug!(grants = undone.len(), "undoes what an earlier session may have left behind");
         let Some(link) = &mut self.link else { return Ok(()) };
         let replies = link.send(&batch(undone)).await.map_err(|error| refusal::of_connect(&error))?;
-        match replies.into_iter().find_map(Result::err).filter(|it| it.meaning() != Meaning::Foreign) {
-            Some(refusal) => Err(refusal::of_answer(&refusal)),
-            None => {
-                // From now on only what is still on its way counts.
-                let arrived = now + self.common.config.ttl;
-                self.doubts.iter_mut().for_each(|(_, until)| *until = arrived.min(*until));
-                Ok(())
-            }
+        let refusal = replies.into_iter().find_map(Result::err);
+        if let Some(refusal) = refusal.filter(|it| it.meaning() != Meaning::Foreign) {
+            return Err(refusal::of_answer(&refusal));
         }
+        // From now on only what is still on its way counts.
+        let arrived = now + self.common.config.ttl;
+        self.doubts.iter_mut().for_each(|(_, until)| *until = arrived.min(*until));
+        Ok(())
     }
 
     /// Gives back what may have arrived in the server after all.
@@ -161,7 +160,7 @@ impl RedisSession {
 
     /// Sends a batch until every command has its reply, over as many connections as it takes. `is_write`: until the server
     /// can write, too.
-    async fn carry_out(&mut self, commands: impl IntoIterator<Item = Cmd>, is_write: bool) -> Replies {
+    async fn carry_out(&mut self, commands: impl IntoIterator<Item = Cmd>, is_write: bool) -> Carried {
         let mut commands = batch(commands);
         let mut missing: Vec<usize> = (0..commands.len()).collect();
         let mut replies: Vec<Option<Reply>> = vec![None; commands.len()];
@@ -189,7 +188,7 @@ impl RedisSession {
             }
         }
         let is_same_server = run.is_some() && run == self.found.run;
-        Replies { replies: replies.into_iter().flatten().collect(), is_repeated, is_same_server }
+        Carried { replies: replies.into_iter().flatten().collect(), is_repeated, is_same_server }
     }
 
     /// One attempt at those that have no reply yet. The reason for another one, after a pause.
@@ -469,8 +468,8 @@ fn calling<'a>(script: &Script, keys: impl IntoIterator<Item = &'a Vec<u8>>) -> 
 
 /// How many replicas have what was written.
 fn acknowledged(reply: Option<Reply>) -> i64 {
-    match reply {
-        Some(Ok(Value::Int(count))) => count,
+    match reply.and_then(Result::ok) {
+        Some(Value::Int(count)) => count,
         _ => 0,
     }
 }
@@ -554,7 +553,7 @@ impl Session for RedisSession {
         let others = first.len();
         first.append(&mut commands);
 
-        let Replies { mut replies, is_repeated, is_same_server } = self.carry_out(first, false).await;
+        let Carried { mut replies, is_repeated, is_same_server } = self.carry_out(first, false).await;
         let acknowledged = waits_for_replicas.then(|| acknowledged(replies.pop()));
         if is_repeated {
             let until = clock::now() + self.common.config.ttl;
