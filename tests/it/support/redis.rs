@@ -169,7 +169,9 @@ impl Server {
         replica.ask::<()>(&["REPLICAOF", "127.0.0.1", &line.port().to_string()]);
         replica.line = Some(line);
         replica.wait_for(SYNCHRONIZED);
-        // The primary has been told so, too.
+        // The primary has been told so, too, and sends it what is written: before that an acknowledgement takes up to a second.
+        primary.ask::<()>(&["SET", "replicated", "1"]);
+        primary.ask::<u32>(&["DEL", "replicated"]);
         assert!(primary.wait(1, LIMIT) >= 1, "the primary knows of no replica");
         replica
     }
