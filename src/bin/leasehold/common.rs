@@ -16,7 +16,7 @@ const TAKEOVER_DELAY: &str = "1s";
 
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Where the leases are, such as `postgres://user@host/database` or `file:/var/lib/my-app/leases`
+    /// Where the leases are, such as `postgres://user@host/database`, `redis://host` or `file:/var/lib/my-app/leases`
     #[arg(long, global = true, env = "LEASEHOLD_STORE", hide_env_values = true, value_name = "URL")]
     store: Option<String>,
     /// Between two attempts of a standby [default: 5s]
@@ -113,6 +113,7 @@ impl Common {
         Ok(store.ok_or(Usage::new(
             "which store? Give --store URL, or set LEASEHOLD_STORE:\n  postgres://app:secret@db.example/app   a PostgreSQL \
              server\n  postgres://app@db-1,db-2/app           whichever of them is the primary\n  \
+             redis://user:password@host:6379/0      a Redis or Valkey (a build with the feature redis)\n  \
              file:/var/lib/my-app/leases            a directory, for the processes of one host",
         ))?)
     }
