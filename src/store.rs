@@ -113,10 +113,6 @@ pub(crate) struct Ask {
     pub(crate) name: Name,
     pub(crate) mode: Mode,
     /// What the name is used for.
-    #[cfg_attr(
-        not(any(feature = "postgres", feature = "redis")),
-        expect(dead_code, reason = "for stores that make a difference")
-    )]
     pub(crate) kind: Kind,
     /// How long the store keeps the key for a silent holder, where it can.
     #[cfg_attr(

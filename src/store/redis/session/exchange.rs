@@ -44,7 +44,9 @@ impl RedisSession {
         let Carried { mut replies, is_repeated, is_same_server } = self.carry_out(first, false).await;
         let acknowledged = waits_for_replicas.then(|| acknowledged(replies.pop()));
         if is_repeated {
-            prepared.iter().flatten().for_each(|held| self.doubt(held));
+            for held in prepared.iter().flatten() {
+                self.doubt(held);
+            }
         }
         let mut replies = replies.into_iter().skip(others);
         let mut released = Vec::with_capacity(releases.len());
@@ -133,7 +135,9 @@ impl RedisSession {
             return;
         }
         // Known until it is done, should the session be given up meanwhile.
-        refused.iter().for_each(|held| self.doubt(held));
+        for held in refused {
+            self.doubt(held);
+        }
         let commands: Vec<Cmd> = refused.iter().map(|held| self.releasing(held, false)).collect();
         let replies = self.carry_out(commands, false).await.replies;
         let is_done = |held: &Held| {
