@@ -182,7 +182,7 @@ impl<S: Store> Driver<S> {
 
     /// Carries out statement after statement, and between them waits for what happens.
     async fn serve(&mut self) -> Served {
-        let Self { session: Some(session), inbox, options, report, failures, .. } = self else {
+        let Self { session: Some(session), inbox, report, failures, .. } = self else {
             return Served::Done;
         };
         let lost = loop {
@@ -193,7 +193,7 @@ impl<S: Store> Driver<S> {
             }
             // Before the last answers are told: the store has something to do meanwhile.
             if let Some(statement) = inbox.machine.next_statement(now) {
-                if let Err(cause) = carry_out(session, inbox, options, statement).await {
+                if let Err(cause) = carry_out(session, inbox, statement).await {
                     break cause;
                 }
                 *failures = 0;
@@ -246,16 +246,15 @@ impl<S: Store> Driver<S> {
     }
 }
 
-/// Sends one statement and takes its answer; an answer that takes longer than the query timeout is not waited for.
+/// Sends one statement and takes its answer; one that takes longer than the driver has patience for is not waited for.
 async fn carry_out<S: Store>(
     session: &mut S::Session,
     inbox: &mut Inbox<S>,
-    options: &Options,
     statement: Statement<HeldOf<S>>,
 ) -> Result<(), LossCause> {
     // Before anything is sent: the store's clock for this statement cannot start earlier.
     let sent = clock::now();
-    let limit = options.query_timeout;
+    let limit = inbox.machine.patience(sent);
     let unanswered = match statement {
         Statement::Heartbeat(heartbeat) => {
             match inbox.answer(limit, session.heartbeat(&heartbeat.held)).await {
@@ -508,7 +507,8 @@ mod tests {
     use crate::store::{Answer, Enforcement, Exchange, Exchanged, Holder, Message, Minted, Seen};
     use crate::{Lease, Locker};
 
-    const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
+    const ENFORCEMENT: Enforcement =
+        Enforcement { frees_silent_holders: true, any_answer_renews: true, reconnects: false };
 
     /// A store that grants everything, and has always something to tell.
     struct Flooding;

@@ -6,7 +6,7 @@
 //! # What holds, and what does not
 //!
 //! Every lease is one key with a time to live, which the server's clock counts and the heartbeat restarts. A lost connection
-//! alone is no loss: whoever is back within the query timeout goes on with what the server confirms. All of
+//! alone is no loss: whoever is back before the deadline goes on with what the server confirms. All of
 //! [what holds](crate#what-holds) holds as long as the server keeps what it has acknowledged.
 //!
 //! **Replication is asynchronous.** A primary that dies takes along what its replicas did not have yet: after a failover a

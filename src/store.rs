@@ -76,6 +76,9 @@ pub(crate) struct Enforcement {
     /// Any statement that it answers restarts the clock of every lease of the session. Where not, only a heartbeat
     /// does, and the grant itself.
     pub(crate) any_answer_renews: bool,
+    /// Its sessions outlive their connections: they connect anew by themselves while a statement has no answer, so that one
+    /// without an answer may get it until the deadline of what is held.
+    pub(crate) reconnects: bool,
 }
 
 impl Enforcement {

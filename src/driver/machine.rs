@@ -634,6 +634,22 @@ impl<H: Clone> Machine<H> {
         self.bounds.ttl.max(place.ttl().unwrap_or_default())
     }
 
+    /// For how long a statement that is sent now may go unanswered: until what is held is lost anyway, but not for ever, since
+    /// others wait for theirs.
+    pub(crate) fn patience(&self, now: Instant) -> Duration {
+        let limit = self.options.query_timeout;
+        if !self.enforcement.reconnects {
+            return limit;
+        }
+        let deadlines = self.candidates.values().filter_map(|candidate| match &candidate.phase {
+            Phase::Held { term, .. } => Some(term.deadline()),
+            _ => None,
+        });
+        deadlines
+            .min()
+            .map_or(limit, |deadline| deadline.saturating_duration_since(now).clamp(limit, 2 * limit))
+    }
+
     /// For how long an answer about a key is trusted.
     fn trust(&self, ttl: Duration) -> Duration {
         // Where the end of a session frees its keys, that comes for all of them at once.

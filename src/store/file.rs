@@ -59,7 +59,8 @@ pub(crate) fn directory_of_url(url: &str) -> Result<PathBuf, UrlError> {
 }
 
 /// The kernel frees at the death of a process, never before.
-const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: false, any_answer_renews: true };
+const ENFORCEMENT: Enforcement =
+    Enforcement { frees_silent_holders: false, any_answer_renews: true, reconnects: false };
 
 fn shortfalls() -> Vec<String> {
     vec![

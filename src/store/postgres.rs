@@ -154,7 +154,7 @@ impl Store for PgStore {
     type Session = PgSession;
 
     fn enforcement(&self) -> Enforcement {
-        Enforcement { frees_silent_holders: true, any_answer_renews: true }
+        Enforcement { frees_silent_holders: true, any_answer_renews: true, reconnects: false }
     }
 
     fn address(&self) -> String {

@@ -45,7 +45,8 @@ use crate::store::{Enforcement, Store};
 /// Shortest life of what shows that somebody waits.
 const SHORTEST_WAIT: Duration = Duration::from_millis(500);
 
-const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: false };
+const ENFORCEMENT: Enforcement =
+    Enforcement { frees_silent_holders: true, any_answer_renews: false, reconnects: true };
 
 /// What a session needs of the options.
 struct Config {

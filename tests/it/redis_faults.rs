@@ -297,6 +297,39 @@ async fn errors_that_pass_cost_nothing() {
     a.close().await;
 }
 
+/// what is held may be out of reach for longer than the query timeout, until its deadline: a server that does not
+/// write, and one that says nothing though the connection stands.
+#[tokio::test]
+async fn an_outage_longer_than_the_query_timeout_costs_nothing_before_the_deadline() {
+    let server = Server::start();
+    let line = Proxy::to(server.port());
+    let (limit, log) = (Duration::from_secs(3), Log::default());
+    let a = Locker::at(&line.url(), quick("a").query_timeout(limit)).unwrap();
+    assert_eq!(a.bounds().trust, 2 * limit);
+    let mut member = Member::on(&a, "job", "a", &log);
+    let lease = member.leads().await;
+    for is_silent in [false, true] {
+        let before = lease.deadline();
+        if is_silent {
+            line.cut();
+        } else {
+            server.config_set("min-replicas-to-write", "1");
+        }
+        pass(limit + limit / 6).await;
+        assert!(lease.is_held(), "{is_silent}: {:?}", lease.reason());
+        if is_silent {
+            line.heal();
+        } else {
+            server.config_set("min-replicas-to-write", "0");
+        }
+        eventually("it is renewed", || lease.deadline(), |deadline| *deadline > before + limit).await;
+        assert!(lease.check().await, "{is_silent}: {:?}", lease.reason());
+    }
+    member.stop().await.unwrap();
+    assert_eq!(log.lines(), ["a start", "a end"]);
+    a.close().await;
+}
+
 /// a memory that is full is told as such to whoever acquires; what is held is kept, and can be released.
 #[tokio::test]
 async fn a_full_memory_costs_nobody_a_lease() {

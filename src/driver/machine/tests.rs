@@ -16,7 +16,8 @@ use crate::watch::StateWatch;
 
 type Grants = mpsc::UnboundedReceiver<Result<Arc<Term>, Arc<ConnectError>>>;
 
-const ENFORCEMENT: Enforcement = Enforcement { frees_silent_holders: true, any_answer_renews: true };
+const ENFORCEMENT: Enforcement =
+    Enforcement { frees_silent_holders: true, any_answer_renews: true, reconnects: false };
 
 fn machine(options: Options) -> (Machine<u32>, Instant) {
     let now = clock::now();

@@ -64,7 +64,7 @@ impl Store for MemoryStore {
 
 fn enforcement(world: &World) -> Enforcement {
     let rule = world.with(|state, _| state.server.rule());
-    Enforcement { frees_silent_holders: true, any_answer_renews: rule == Rule::Session }
+    Enforcement { frees_silent_holders: true, any_answer_renews: rule == Rule::Session, reconnects: false }
 }
 
 fn unreachable(reason: &str) -> ConnectError {

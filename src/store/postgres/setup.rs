@@ -130,7 +130,10 @@ pub(super) async fn apply(link: &mut Link, config: &Config) -> Result<InForce, C
         })
         .collect();
     let frees_silent_holders = !missing.iter().any(Missing::frees_silent_holders);
-    Ok(InForce { enforcement: Enforcement { frees_silent_holders, any_answer_renews: true }, missing })
+    Ok(InForce {
+        enforcement: Enforcement { frees_silent_holders, any_answer_renews: true, reconnects: false },
+        missing,
+    })
 }
 
 async fn read_back(link: &mut Link, settings: &[Setting]) -> Result<HashMap<String, String>, sqlx::Error> {

@@ -166,13 +166,17 @@ impl RedisSession {
         replies: &mut [Option<Reply>],
         is_write: bool,
     ) -> Result<Known, String> {
+        let limit = self.common.config.query_timeout;
         if self.link.is_none() {
-            self.reopen().await.map_err(|error| error.to_string())?;
+            let reopened = tokio::time::timeout(limit, self.reopen()).await;
+            reopened.map_err(|_| "no connection in time".to_owned())?.map_err(|error| error.to_string())?;
         }
         let Some(link) = &mut self.link else { return Err("no connection".to_owned()) };
-        let answers = match link.send(commands).await {
-            Ok(answers) => answers,
-            Err(error) => return Err(self.interrupted(&error.to_string())),
+        let answers = match tokio::time::timeout(limit, link.send(commands)).await {
+            Ok(Ok(answers)) => answers,
+            Ok(Err(error)) => return Err(self.interrupted(&error.to_string())),
+            // The connection may be dead, though nobody has said so.
+            Err(_) => return Err(self.interrupted("no answer in time")),
         };
         let (mut forgotten, mut elsewhere, mut not_now) = (false, None, None);
         for (nth, reply) in missing.iter().zip(answers) {
