@@ -7,7 +7,7 @@ use redis::cmd;
 use super::checks::{self, Found};
 use super::link::Link;
 use super::scripts::Scripts;
-use super::{ENFORCEMENT, keys, refusal};
+use super::{ENFORCEMENT, keys, refusal, session};
 use crate::clock;
 use crate::diagnosis::{Check, Diagnosis};
 use crate::error::ConnectError;
@@ -59,7 +59,7 @@ async fn look(target: &Target, options: &Options, diagnosis: &mut Diagnosis) -> 
     diagnosis.checks.extend(of_server(&found, &judged));
     judged?;
 
-    link.load(Scripts::new().all()).await.map_err(|error| refusal::of_connect(&error))?;
+    session::load(&mut link, &Scripts::new()).await?;
     diagnosis.checks.push(Check::good(SCRIPTS, "it takes them".to_owned()));
     let database = 0;
     let is_pushed = link.subscribe(&[keys::channel(database)]).await.is_ok();

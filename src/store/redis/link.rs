@@ -8,7 +8,7 @@ use redis::cluster_async::ClusterConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo,
-    RedisError, Script, Value,
+    RedisError, Value,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -105,21 +105,6 @@ impl Link {
     /// As [`send`](Self::send), for one.
     pub(super) async fn ask(&mut self, command: Cmd) -> Result<Option<Reply>, RedisError> {
         Ok(self.send(&batch([command])).await?.pop())
-    }
-
-    /// Makes the server, or every node, know the scripts.
-    pub(super) async fn load<'a>(
-        &mut self,
-        scripts: impl Iterator<Item = &'a Script>,
-    ) -> Result<(), RedisError> {
-        for script in scripts {
-            let invocation = script.prepare_invoke();
-            match &mut self.connection {
-                Connection::Server(connection) => invocation.load_async(connection).await?,
-                Connection::Cluster(connection) => invocation.load_async(connection).await?,
-            };
-        }
-        Ok(())
     }
 
     pub(super) async fn subscribe(&mut self, channels: &[String]) -> Result<(), RedisError> {

@@ -178,15 +178,6 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        let Self { acquire, write, read, extend, extend_read, .. } = self;
-        let Self { release, release_read, withdraw, mint, slots, amend, who, .. } = self;
-        let taking = [acquire, write, read, extend, extend_read, release, release_read, withdraw];
-        taking.into_iter().chain([mint, slots, amend, who])
-    }
-}
-
-impl Scripts {
     pub(super) fn new() -> Self {
         let mut bodies = HashMap::new();
         let mut plain = |body: String| {
@@ -217,6 +208,15 @@ impl Scripts {
             who: script(WHO),
             bodies,
         }
+    }
+
+    /// Makes the server know all of them; in a cluster, every node.
+    pub(super) fn loading(&self) -> impl Iterator<Item = Cmd> {
+        self.bodies.values().map(|body| {
+            let mut load = cmd("SCRIPT");
+            load.arg("LOAD").arg(body);
+            load
+        })
     }
 
     /// The same call, with the script itself instead of its digest: no server forgets that. None for what calls none.

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use self::calls::calling;
+pub(super) use self::connection::load;
 use super::checks::Found;
 use super::grant::{Held, Token};
 use super::keys::{self, Keys};

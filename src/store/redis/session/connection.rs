@@ -15,6 +15,7 @@ use crate::error::ConnectError;
 use crate::store::redis::checks::{self, Found};
 use crate::store::redis::link::{Link, Reply, batch};
 use crate::store::redis::refusal::{self, Meaning};
+use crate::store::redis::scripts::Scripts;
 use crate::store::redis::{Common, grant, keys};
 
 /// How long it waits before it connects again, at first and at the longest.
@@ -70,7 +71,7 @@ impl RedisSession {
         let found = checks::look(&mut link).await?;
         found.judge(link.is_cluster())?;
         let mut shortfalls = found.shortfalls();
-        link.load(scripts.all()).await.map_err(|error| refusal::of_connect(&error))?;
+        load(&mut link, scripts).await?;
         let database = self.common.database();
         let channels = [keys::channel(database), keys::own_channel(database, &self.id)];
         if let Err(error) = link.subscribe(&channels).await {
@@ -187,7 +188,7 @@ impl RedisSession {
                 _ => replies[*nth] = Some(reply),
             }
         }
-        if forgotten && let Err(error) = link.load(self.common.scripts.all()).await {
+        if forgotten && let Err(error) = load(link, &self.common.scripts).await {
             return Err(self.interrupted(&error.to_string()));
         }
         match (elsewhere, not_now) {
@@ -205,5 +206,14 @@ impl RedisSession {
         }
         self.is_interrupted = true;
         reason.to_owned()
+    }
+}
+
+/// Makes the server, or every node, know the scripts.
+pub(in crate::store::redis) async fn load(link: &mut Link, scripts: &Scripts) -> Result<(), ConnectError> {
+    let replies = link.send(&batch(scripts.loading())).await.map_err(|error| refusal::of_connect(&error))?;
+    match replies.into_iter().find_map(Result::err) {
+        Some(refusal) => Err(refusal::of_answer(&refusal)),
+        None => Ok(()),
     }
 }
