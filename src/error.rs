@@ -111,6 +111,7 @@ mod remedy {
     pub(super) const UNSUPPORTED: &str = "use a PostgreSQL server";
     pub(super) const EVICTS: &str =
         "set its maxmemory-policy to noeviction, or give leases a server of their own";
+    pub(super) const REPLICAS: &str = "look at the replication, or ask for fewer by wait_for_replicas";
     pub(super) const TOO_OLD: &str = "use Redis 7.0 or newer, or Valkey";
     pub(super) const fn cluster(is_cluster: bool) -> &'static str {
         if is_cluster {
@@ -208,6 +209,17 @@ pub enum ConnectError {
         /// What it calls itself.
         version: String,
     },
+    /// A Redis server has fewer replicas than have to acknowledge every grant: none would be given.
+    #[error(
+        "the server has {replicas} replicas, and {wanted} have to acknowledge every grant: {}",
+        remedy::REPLICAS
+    )]
+    TooFewReplicas {
+        /// How many are attached.
+        replicas: u32,
+        /// How many have to.
+        wanted: u32,
+    },
     /// A Redis server is a node of a cluster, and the URL is not that of one; or the other way round.
     #[error(
         "the server is {} cluster: {}",
@@ -251,6 +263,7 @@ impl ConnectError {
             Self::Unsupported { .. } => remedy::UNSUPPORTED,
             Self::Evicts { .. } => remedy::EVICTS,
             Self::TooOld { .. } => remedy::TOO_OLD,
+            Self::TooFewReplicas { .. } => remedy::REPLICAS,
             Self::Cluster { is_cluster } => remedy::cluster(*is_cluster),
             Self::Directory { remedy, .. } => remedy,
             Self::NetworkFileSystem { .. } => remedy::LOCAL_DISK,

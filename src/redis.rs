@@ -48,6 +48,8 @@ use std::fmt;
 
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError};
 
+use crate::name::{Kind, Name};
+
 /// Where a Redis or Valkey is, and what is asked of it.
 ///
 /// ```
@@ -86,6 +88,20 @@ pub enum Layout {
     /// Who waits there is not told to others: a release is pushed to everybody. A scope with a colon or a brace in its name is
     /// refused, since it could be taken for another one.
     Wakuwaku,
+}
+
+/// Gives the key whose value says who holds a name, or writes under it: the first one of [the table](crate::redis#keys). What
+/// the value has for people are the second word, the ttl in milliseconds, and the last one, the identity; the third one is the proof of the
+/// grant, and a secret.
+///
+/// ```
+/// use leasehold::{Kind, redis::holder_key};
+///
+/// assert_eq!(holder_key(Kind::Lease, "sweeper"), b"leasehold:{lease:sweeper}:h");
+/// ```
+#[must_use]
+pub fn holder_key(kind: Kind, name: impl Into<Name>) -> Vec<u8> {
+    crate::store::redis::holder_key(kind, &name.into())
 }
 
 impl Target {

@@ -33,14 +33,21 @@ use tokio::time::Instant;
 
 pub(crate) use self::examine::examine;
 use self::grant::Held;
+use self::keys::Keys;
 use self::scripts::Scripts;
 use self::session::RedisSession;
 pub(crate) use self::url::{is_ours, target_of_url};
 use crate::clock;
 use crate::error::ConnectError;
+use crate::name::{Kind, Name};
 use crate::options::Options;
 use crate::redis::{Place, Target};
 use crate::store::{Enforcement, Store};
+
+/// The key whose value says who holds a name.
+pub(crate) fn holder_key(kind: Kind, name: &Name) -> Vec<u8> {
+    Keys::of_leasehold(kind, name).holder
+}
 
 /// Shortest life of what shows that somebody waits.
 const SHORTEST_WAIT: Duration = Duration::from_millis(500);

@@ -134,10 +134,11 @@ async fn who_does_not_wait_longer_is_told_by_the_exit_code() {
             assert_eq!(output.status.code(), Some(75), "{output:?}");
             assert!(stderr(&output).contains("somebody else has the lock"), "{output:?}");
         }
-        for options in [["--timeout=600ms"].as_slice(), &["--timeout=600ms", "--shared"]] {
+        // So long that the store has half a second to say who it is.
+        for options in [["--timeout=1500ms"].as_slice(), &["--timeout=1500ms", "--shared"]] {
             let since = now();
             let output = scene.lock_output(options, "echo wrong >> log");
-            assert!(since.elapsed() >= Duration::from_millis(600), "{:?}", since.elapsed());
+            assert!(since.elapsed() >= Duration::from_millis(1500), "{:?}", since.elapsed());
             assert_eq!(output.status.code(), Some(75), "{output:?}");
             assert!(stderr(&output).contains("held by a"), "{output:?}");
         }

@@ -1,4 +1,4 @@
-//! `leasehold key`: the number that a name stands for, and who holds it, in SQL.
+//! `leasehold key`: the number that a name stands for, and who holds it, in SQL; its key on Redis.
 
 use std::process::ExitCode;
 
@@ -48,15 +48,28 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let key = Key::of(kind, &name);
     let holder = holder_sql(key);
+    #[cfg(feature = "redis")]
+    let redis = String::from_utf8_lossy(&leasehold::redis::holder_key(kind, &name)).into_owned();
     let text = if *json {
-        let object = serde_json::json!({
+        #[cfg_attr(not(feature = "redis"), expect(unused_mut, reason = "for the key on Redis"))]
+        let mut object = serde_json::json!({
             "name": name.as_str(), "key": key.get().to_string(), "hex": key.to_string(), "holder_sql": holder,
         });
+        #[cfg(feature = "redis")]
+        {
+            object["redis_key"] = redis.into();
+        }
         object.to_string()
     } else if *sql {
         holder
     } else {
-        format!("{}\n\n-- who holds it, on PostgreSQL:\n{holder}", key.get())
+        let on_postgres = format!("{}\n\n-- who holds it, on PostgreSQL:\n{holder}", key.get());
+        #[cfg(feature = "redis")]
+        // In single quotes, as a shell takes them.
+        let on_redis = format!("\n\n# on Redis:\nredis-cli GET '{}'", redis.replace('\'', "'\\''"));
+        #[cfg(not(feature = "redis"))]
+        let on_redis = "";
+        format!("{on_postgres}{on_redis}")
     };
     output::print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)

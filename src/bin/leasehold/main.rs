@@ -43,7 +43,7 @@ executed. leasehold's own: 2 bad usage, 67 nobody leads, 69 the store cannot be 
 taken over in time, 76 the lease or lock was lost, 77 the leader does not hand over when it is asked to, 78 the store must not be \
 used.";
 
-/// Leader election, by the PostgreSQL that you have or by a directory.
+/// Leader election, by the PostgreSQL or Redis that you have or by a directory.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_help = EXAMPLES)]
 struct Arguments {

@@ -35,7 +35,7 @@ A command that fails has had its slot. So has one that crashed, that is, whose p
 lost the lock: unless --retry-crashed is given; then the next one who comes runs that slot once more.
 
 Who holds the lock keeps the command from running: `leasehold lock --kind=lock NAME`, or locker.lock(NAME) of the library. \
-Where somebody has it who may be dead, this process waits until the store has freed it, some 20 s at most by default. A \
+Where somebody has it who may be dead, this process waits until the store has freed it, some 30 s at most by default. A \
 service that uses the library serves the same slots by locker.every(NAME, INTERVAL).
 
 The command gets LEASEHOLD_SLOT, the number of the slot; LEASEHOLD_SLOT_AT, when that began, such as \

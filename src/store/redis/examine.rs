@@ -70,6 +70,10 @@ async fn look(target: &Target, options: &Options, diagnosis: &mut Diagnosis) -> 
         Check::warning(WAKE_UPS, reason, "grant the user the channels leasehold:*")
     });
     diagnosis.checks.push(of_replication(&found, target.replicas));
+    let replicas = found.replicas.unwrap_or(target.replicas);
+    if replicas < target.replicas {
+        return Err(ConnectError::TooFewReplicas { replicas, wanted: target.replicas });
+    }
     diagnosis.checks.push(of_persistence(&found));
     diagnosis.checks.push(latency(&mut link, options).await?);
     let bounds = options.bounds();
@@ -110,13 +114,12 @@ fn of_server(found: &Found, judged: &Result<(), ConnectError>) -> Vec<Check> {
 fn of_replication(found: &Found, wanted: u32) -> Check {
     match found.replicas {
         Some(replicas) if replicas < wanted => {
-            let reason = format!("it has {replicas} replicas, and {wanted} have to acknowledge every grant");
-            Check::warning(REPLICATION, reason, "ask for fewer, or look at the replication")
+            Check::bad(REPLICATION, &ConnectError::TooFewReplicas { replicas, wanted }, None)
         }
         Some(0) | None => Check::good(REPLICATION, "no replica is attached".to_owned()),
         Some(replicas) if wanted == 0 => {
             let reason = format!(
-                "{replicas} replicas, which get what is written a moment later: a failover can lose leases that were granted"
+                "{replicas} attached, which get what is written a moment later: a failover can lose leases that were granted"
             );
             Check::warning(REPLICATION, reason, "fence writes by a token, or set wait_for_replicas")
         }

@@ -44,7 +44,8 @@ impl Keys {
         }
     }
 
-    fn of_leasehold(kind: Kind, name: &Name) -> Self {
+    /// In the layout of leasehold.
+    pub(super) fn of_leasehold(kind: Kind, name: &Name) -> Self {
         // The slot is that of what stands between the first opening brace and the first closing one after it. The kind
         // is in there, so it is never empty; and all that comes before a suffix is the same for all keys of a name.
         let mut base = format!("{PREFIX}{{{}", label(kind)).into_bytes();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use redis::{Cmd, Pipeline, cmd};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::RedisSession;
 use crate::clock;
@@ -171,6 +171,7 @@ impl RedisSession {
         if self.link.is_none() {
             let reopened = tokio::time::timeout(limit, self.reopen()).await;
             reopened.map_err(|_| "no connection in time".to_owned())?.map_err(|error| error.to_string())?;
+            info!(identity = %self.common.config.identity, "connected to the store again");
         }
         let Some(link) = &mut self.link else { return Err("no connection".to_owned()) };
         let answers = match tokio::time::timeout(limit, link.send(commands)).await {
@@ -202,6 +203,8 @@ impl RedisSession {
     pub(super) fn interrupted(&mut self, reason: &str) -> String {
         // A cluster's connection finds its nodes again by itself.
         if self.link.as_ref().is_some_and(|link| !link.is_cluster()) {
+            let identity = &self.common.config.identity;
+            warn!(%identity, reason, "the connection to the store is lost; what is held is held, up to its deadline");
             self.link = None;
         }
         self.is_interrupted = true;
