@@ -31,7 +31,7 @@ use crate::name::Key;
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
 use crate::store::slots::Amended;
-use crate::store::{Ask, Enforcement, Exchange, Freed, Mode, Presence, Return};
+use crate::store::{Ask, Enforcement, Exchange, Freed, Minted, Mode, Presence, Return};
 
 pub(crate) struct Machine<H> {
     options: Arc<Options>,
@@ -154,7 +154,12 @@ impl<H: Clone> Machine<H> {
             Command::Check { reply, .. } => {
                 reply.send(false).ok();
             }
-            Command::Mint { id, term, reply } => self.run_errand(Task::Mint { id, term, reply }, now),
+            Command::Mint { id, term, reply } if self.holds(id, term) => {
+                self.run_errand(Task::Mint { id, term, reply }, now);
+            }
+            Command::Mint { reply, .. } => {
+                reply.send(Minted::Gone).ok();
+            }
             Command::Slots(slots, reply) => self.run_errand(Task::Slots(slots, reply), now),
             Command::Amend(amend, reply) if self.holds(amend.id, amend.term) => {
                 self.run_errand(Task::Amend(amend, reply), now);
