@@ -4,11 +4,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::redis::Target;
 use leasehold::{LockError, Locker, LossCause, Name, Options, Reason, Scope};
+use tokio::task::JoinSet;
 
 use crate::support::log::assert_one_at_a_time;
 use crate::support::member::over;
@@ -615,6 +617,41 @@ async fn a_cluster_of_two_nodes_serves_every_name() {
     for locker in lockers {
         locker.close().await;
     }
+}
+
+/// a cluster's connection that was lost listens again, and no reply is taken for that to another command: nobody is
+/// granted what somebody else has, and nobody is told of foreign values.
+#[tokio::test]
+async fn a_cluster_whose_connections_are_lost_answers_everybody_for_himself() {
+    const TASKS: usize = 32;
+    let server = Server::cluster();
+    let a = Locker::redis(Target::cluster([server.url()]).unwrap(), patient("a")).unwrap();
+    let shared = Arc::new((AtomicUsize::new(0), AtomicBool::new(false), [const { AtomicUsize::new(0) }; 4]));
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let (lock, shared) = (a.lock(format!("l{}", task % 4)), Arc::clone(&shared));
+        tasks.spawn(async move {
+            let (cycles, ends, inside) = &*shared;
+            let inside = &inside[task % 4];
+            while !ends.load(Ordering::Relaxed) {
+                let guard = lock.lock().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are in");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+                cycles.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    }
+    let (cycles, ends, _) = &*shared;
+    for _ in 0..30 {
+        let before = cycles.load(Ordering::SeqCst);
+        server.kill_clients_of_type("pubsub");
+        until("it goes on", || cycles.load(Ordering::SeqCst) > before + TASKS).await;
+    }
+    ends.store(true, Ordering::Relaxed);
+    tasks.join_all().await;
+    a.close().await;
 }
 
 /// D32, R-09: what a replica does not have yet when it is promoted, it grants anew; whoever had it learns it from its next
