@@ -134,7 +134,9 @@ impl RedisSession {
             return;
         }
         // Known until it is done, should the session be given up meanwhile.
-        refused.iter().for_each(|held| self.doubt(held));
+        for held in refused {
+            self.doubt(held);
+        }
         let commands: Vec<Cmd> = refused.iter().map(|held| self.releasing(held, false)).collect();
         let replies = self.carry_out(commands, false).await.replies;
         let is_done = |held: &Held| {
