@@ -99,7 +99,7 @@ pub enum UrlError {
 
 /// What to change, where that is the same whatever the details.
 mod remedy {
-    pub(super) const LOGIN: &str = "check the user and the password; on PostgreSQL pg_hba.conf, too, and that the user may connect to the database";
+    pub(super) const LOGIN: &str = "check the user, the password, and on PostgreSQL pg_hba.conf and that the user may connect to the database";
     pub(super) const DATABASE: &str = "create it, or correct its name in the URL";
     pub(super) const TLS: &str = "check the server's certificate, the sslmode and sslrootcert of the URL, and leasehold's feature \"tls\"";
     pub(super) const POOLER: &str = "connect to the server itself, or to a pool with pool_mode = session";

@@ -198,7 +198,7 @@ impl Locker {
     /// Makes a Locker over a Redis or Valkey server, or a cluster. No I/O: the driver connects when the first run asks, and
     /// then as often as it has to.
     ///
-    /// The Locker opens one connection of its own, in a cluster one for each node, for as long as it lives: a client hands
+    /// The Locker opens one connection of its own, in a cluster two for each node, for as long as it lives: a client hands
     /// over where the server is, and none of its connections. A lease is a key with a time to live. What that means, and
     /// what a failover of the server can do, is told in [`leasehold::redis`](crate::redis).
     ///

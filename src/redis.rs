@@ -14,7 +14,8 @@
 //! that restarts without its data (or with `appendfsync everysec`, without the last second of it) is the same. What makes it
 //! rarer is [`Target::wait_for_replicas`]; what makes it harmless is a
 //! [fencing token](crate::Lease::fencing_token), which grows after a loss of data too as long as the server's clock did not
-//! go back. Work that cannot bear it belongs on PostgreSQL. Several independent servers ("Redlock") are not offered: they do
+//! go back. **The server's clock counts the ttl**: where it is set forward, leases end early by that, and so before their holders
+//! give up. Work that cannot bear either belongs on PostgreSQL. Several independent servers ("Redlock") are not offered: they do
 //! not remove the need for a fence.
 //!
 //! # What the server needs

@@ -437,6 +437,27 @@ async fn a_foreign_counter_or_record_is_an_error_and_stays() {
     a.close().await;
 }
 
+/// a server repeats what it was told with a command that it does not know, a password or the value of a grant: nobody
+/// else does.
+#[tokio::test]
+async fn what_a_server_repeats_of_a_command_is_not_shown() {
+    let server = Server::with(&["--requirepass", "verysecret", "--rename-command", "HELLO", ""]);
+    let url = server.url_of("default", "verysecret");
+    let repeated = server.try_ask::<()>(&["HELLO", "3", "AUTH", "default", "verysecret"]).unwrap_err();
+    assert!(repeated.to_string().contains("verysecret"), "the server does not repeat it: {repeated}");
+    let error = refused(&url).await;
+    let diagnosis = leasehold::diagnose(&url, &quick("a")).await.unwrap();
+    for told in [error.to_string(), format!("{error:?}"), format!("{diagnosis:?}")] {
+        assert!(told.contains("HELLO") && !told.contains("verysecret"), "{told}");
+    }
+
+    let server = Server::with(&["--rename-command", "SET", ""]);
+    let locker = locker(&server, quick("a"));
+    let Err(LockError::Failed { reason, .. }) = locker.lock("job").try_lock().await else { panic!("no SET") };
+    assert!(reason.contains("SET") && !reason.contains("leasehold"), "{reason}");
+    locker.close().await;
+}
+
 /// a wrong user or password is told as that, and is never shown; nor is that of any URL.
 #[tokio::test]
 async fn passwords_are_never_shown() {

@@ -107,7 +107,8 @@ async fn a_standby_that_keeps_being_refused_names_the_holder() {
                 );
                 assert!(event.get("address").starts_with("127.0.0.1:"), "{event:?}");
                 for age in ["session_age", "silent_for"] {
-                    assert!(event.get(age).contains("ms"), "{age}: {event:?}");
+                    // It may have been heard of in this very millisecond.
+                    assert!(event.get(age).ends_with('s'), "{age}: {event:?}");
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! One connection with a server, or those with the nodes of a cluster: batches of commands out, replies and pushes in.
 
+use std::io;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -33,7 +34,13 @@ pub(super) struct Link {
 #[derive(Clone)]
 enum Connection {
     Server(MultiplexedConnection),
-    Cluster(ClusterConnection),
+    /// Two of them: when a cluster's connection finds its nodes again, it subscribes again to several channels in one command, and
+    /// takes what the server says of the second one for the reply to the next command. From then on all replies on it are
+    /// those to others; so nothing is asked on the one that listens.
+    Cluster {
+        asks: ClusterConnection,
+        listens: ClusterConnection,
+    },
 }
 
 impl Link {
@@ -56,16 +63,21 @@ impl Link {
                 }
             }
             Place::Cluster(nodes) => {
-                let builder = ClusterClientBuilder::new(nodes.iter().map(|node| with_pushes(node, limit)))
-                    .use_protocol(ProtocolVersion::RESP3)
-                    .tcp_settings(settings(limit))
-                    .connection_timeout(limit)
-                    .response_timeout(limit)
-                    .retries(RETRIES)
-                    .push_sender(sender);
-                match builder.build() {
-                    Ok(client) => client.get_async_connection().await.map(Connection::Cluster),
-                    Err(error) => Err(error),
+                let builder = || {
+                    ClusterClientBuilder::new(nodes.iter().map(|node| with_pushes(node, limit)))
+                        .use_protocol(ProtocolVersion::RESP3)
+                        .tcp_settings(settings(limit))
+                        .connection_timeout(limit)
+                        .response_timeout(limit)
+                        .retries(RETRIES)
+                        .push_sender(sender.clone())
+                };
+                match (builder().build(), builder().build()) {
+                    (Ok(asks), Ok(listens)) => {
+                        tokio::try_join!(asks.get_async_connection(), listens.get_async_connection())
+                            .map(|(asks, listens)| Connection::Cluster { asks, listens })
+                    }
+                    (Err(error), _) | (_, Err(error)) => Err(error),
                 }
             }
         };
@@ -76,7 +88,7 @@ impl Link {
     }
 
     pub(super) const fn is_cluster(&self) -> bool {
-        matches!(self.connection, Connection::Cluster(_))
+        matches!(self.connection, Connection::Cluster { .. })
     }
 
     /// Sends commands in one write, and gives a reply for each. In a cluster each goes to its node.
@@ -86,7 +98,7 @@ impl Link {
                 let values = connection.send_packed_commands(commands, 0, commands.len()).await?;
                 Ok(values.into_iter().map(Refusal::or_value).collect())
             }
-            Connection::Cluster(connection) => {
+            Connection::Cluster { asks: connection, .. } => {
                 let mut sent = JoinSet::new();
                 for (nth, command) in commands.cmd_iter().enumerate() {
                     let (mut connection, command) = (connection.clone(), command.clone());
@@ -94,9 +106,10 @@ impl Link {
                 }
                 let mut replies: Vec<Option<Reply>> = vec![None; commands.len()];
                 while let Some(answered) = sent.join_next().await {
-                    let Ok((nth, reply)) = answered else { continue };
+                    let (nth, reply) = answered.map_err(io::Error::from)?;
                     replies[nth] = Some(refusal::answered(reply)?);
                 }
+                // Each has answered: none is missing, or those after it would be taken for others.
                 Ok(replies.into_iter().flatten().collect())
             }
         }
@@ -110,7 +123,7 @@ impl Link {
     pub(super) async fn subscribe(&mut self, channels: &[String]) -> Result<(), RedisError> {
         match &mut self.connection {
             Connection::Server(connection) => connection.subscribe(channels).await,
-            Connection::Cluster(connection) => connection.subscribe(channels).await,
+            Connection::Cluster { listens, .. } => listens.subscribe(channels).await,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the server and the network say, as our errors. Nothing of it holds a secret: the server never repeats a password, and
-//! values of keys are not shown.
+//! What the server and the network say, as our errors. Nothing of it holds a secret: values of keys are not shown, and what a
+//! server repeats of a command that it does not know is left out, since it may be a password or the value of a grant.
 
 use std::error::Error;
 use std::io;
@@ -36,7 +36,8 @@ pub(super) enum Meaning {
 
 impl Refusal {
     fn new(code: &str, detail: Option<&str>) -> Self {
-        let text = detail.map_or_else(|| code.to_owned(), |detail| format!("{code} {detail}"));
+        let text =
+            detail.map_or_else(|| code.to_owned(), |detail| format!("{code} {}", without_arguments(detail)));
         Self { code: code.to_owned(), text }
     }
 
@@ -79,6 +80,12 @@ impl Refusal {
     }
 }
 
+/// What a server says of a command that it does not know, up to where it repeats the arguments.
+fn without_arguments(said: &str) -> &str {
+    let end = said.find("with args");
+    end.map_or(said, |end| said[..end].trim_end_matches([' ', ',']))
+}
+
 /// An error that the server answered is a reply; any other one is that of the connection.
 pub(super) fn answered(reply: Result<Value, RedisError>) -> Result<Reply, RedisError> {
     match reply {
@@ -98,7 +105,7 @@ pub(super) fn of_connect(error: &RedisError) -> ConnectError {
         let code = error.code().unwrap_or_default();
         error.detail().map_or_else(
             || error.category().to_owned(),
-            |detail| format!("{code} {detail}").trim().to_owned(),
+            |detail| format!("{code} {}", without_arguments(detail)).trim().to_owned(),
         )
     };
     match error.kind() {

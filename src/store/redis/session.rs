@@ -46,11 +46,30 @@ pub(crate) struct RedisSession {
     /// What it has, or has asked for and may have.
     grants: HashMap<Token, Held>,
     waiting: HashMap<Key, Arc<Keys>>,
-    /// Asked for, given up or given back, and perhaps still on its way to the server: until then.
-    doubts: Vec<(Held, Instant)>,
+    doubts: Vec<Doubt>,
     /// The connection was lost meanwhile, and that was not told yet.
     is_interrupted: bool,
 }
+
+/// A grant that was asked for, given up or given back, and is perhaps still on its way to the server.
+struct Doubt {
+    held: Held,
+    /// Until then.
+    until: Instant,
+    /// When it is undone next, and how long after that again.
+    due: Instant,
+    pause: Duration,
+}
+
+impl Doubt {
+    fn new(held: Held, until: Instant) -> Self {
+        Self { held, until, due: clock::now(), pause: FIRST_PAUSE }
+    }
+}
+
+/// How long after it was undone a grant in doubt is undone again, at first: it doubles, up to the query timeout. A connection that
+/// is lost under many tasks leaves hundreds of them, and exchanges may be less than a millisecond apart.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The server does not say which one it is.
 fn foreign(keys: &Keys) -> String {
@@ -199,6 +218,7 @@ impl Session for RedisSession {
     }
 
     async fn end(mut self) {
+        self.undo_all_at_once();
         let left: Vec<Cmd> = self.grants.values().map(|held| self.releasing(held, false)).collect();
         let queued: Vec<Cmd> =
             self.waiting.iter().filter_map(|(key, keys)| self.withdrawing(*key, keys)).collect();
@@ -215,7 +235,7 @@ impl Drop for RedisSession {
         let (now, ttl) = (clock::now(), self.common.config.ttl);
         // Each is there for as long as its own ttl, unless somebody undoes it.
         let until = |held: &Held| now + ttl.max(Duration::from_millis(held.ttl));
-        let doubts = self.doubts.drain(..).map(|(held, _)| held);
+        let doubts = self.doubts.drain(..).map(|doubt| doubt.held);
         let left = self.grants.drain().map(|(_, held)| held).chain(doubts);
         self.common.leftovers().extend(left.map(|held| {
             let until = until(&held);

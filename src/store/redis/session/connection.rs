@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use redis::{Cmd, Pipeline, cmd};
 use tracing::{debug, info, warn};
 
-use super::RedisSession;
+use super::{Doubt, RedisSession};
 use crate::clock;
 use crate::error::ConnectError;
 use crate::store::redis::checks::{self, Found};
@@ -75,12 +75,14 @@ impl RedisSession {
         let database = self.common.database();
         let channels = [keys::channel(database), keys::own_channel(database, &self.id)];
         if let Err(error) = link.subscribe(&channels).await {
-            match refusal::of_connect(&error) {
-                ConnectError::Authentication { reason } => shortfalls.push(format!(
-                    "releases are not pushed ({reason}): standbys notice them at their next poll; grant the user the \
-                     channels leasehold:*"
+            // Whatever the server has against it: what is pushed is not needed.
+            match refusal::answered(Err(error)).map_err(|error| refusal::of_connect(&error))? {
+                Ok(_) => {}
+                Err(refusal) => shortfalls.push(format!(
+                    "releases are not pushed ({}): standbys notice them at their next poll; grant the user the channels \
+                     leasehold:*",
+                    refusal.told()
                 )),
-                other => return Err(other),
             }
         }
         let mut name = cmd("CLIENT");
@@ -95,8 +97,8 @@ impl RedisSession {
 
     async fn undo_leftovers(&mut self) -> Result<(), ConnectError> {
         let now = clock::now();
-        self.doubts = std::mem::take(&mut *self.common.leftovers());
-        self.doubts.retain(|(_, until)| now < *until);
+        let leftovers = std::mem::take(&mut *self.common.leftovers());
+        self.doubts = leftovers.into_iter().map(|(held, until)| Doubt::new(held, until)).collect();
         let undone = self.undoing();
         if undone.is_empty() {
             return Ok(());
@@ -110,16 +112,29 @@ impl RedisSession {
         }
         // From now on only what is still on its way counts.
         let arrived = now + self.common.config.ttl;
-        self.doubts.iter_mut().for_each(|(_, until)| *until = arrived.min(*until));
+        self.doubts.iter_mut().for_each(|doubt| doubt.until = arrived.min(doubt.until));
         Ok(())
     }
 
     /// Gives back what may have arrived in the server after all.
     pub(super) fn undoing(&mut self) -> Vec<Cmd> {
-        let (now, grants) = (clock::now(), &self.grants);
-        self.doubts.retain(|(_, until)| now < *until);
-        let given_up = self.doubts.iter().filter(|(held, _)| !grants.contains_key(&held.token));
-        given_up.map(|(held, _)| self.releasing(held, false)).collect()
+        let (now, longest, grants) = (clock::now(), self.common.config.query_timeout, &self.grants);
+        self.doubts.retain(|doubt| now < doubt.until);
+        let mut given_up = Vec::new();
+        for doubt in &mut self.doubts {
+            if now >= doubt.due && !grants.contains_key(&doubt.held.token) {
+                doubt.due = now + doubt.pause;
+                doubt.pause = (doubt.pause * 2).min(longest);
+                given_up.push(doubt.held.clone());
+            }
+        }
+        given_up.iter().map(|held| self.releasing(held, false)).collect()
+    }
+
+    /// The next one that is sent undoes all of them.
+    pub(super) fn undo_all_at_once(&mut self) {
+        let now = clock::now();
+        self.doubts.iter_mut().for_each(|doubt| doubt.due = now);
     }
 
     /// Sends a batch until every command has its reply, over as many connections as it takes. `is_write`: until the server

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use super::connection::Carried;
-use super::{RedisSession, foreign, foreign_key};
+use super::{Doubt, RedisSession, foreign, foreign_key};
 use crate::clock;
 use crate::name::Key;
 use crate::store::redis::grant::{self, Held};
@@ -58,7 +58,8 @@ impl RedisSession {
                 self.doubt(held);
             }
             let is_done = reply == Some(Ok(Value::Int(1)));
-            released.push(is_done || !is_kept && is_repeated && is_same_server);
+            let may_be_done = matches!(reply, Some(Ok(_))) && is_repeated && is_same_server;
+            released.push(is_done || !is_kept && may_be_done);
         }
         let mut answers = Vec::with_capacity(asks.len());
         let mut refused = Vec::new();
@@ -84,7 +85,7 @@ impl RedisSession {
     /// It may be in the server though nobody has it, or get there yet: it is undone again and again for as long as that.
     fn doubt(&mut self, held: &Held) {
         let until = clock::now() + self.common.config.ttl.max(Duration::from_millis(held.ttl));
-        self.doubts.push((held.clone(), until));
+        self.doubts.push(Doubt::new(held.clone(), until));
     }
 
     /// A grant to be, noted before anything is sent.
@@ -144,7 +145,7 @@ impl RedisSession {
             let nth = refused.iter().position(|it| it.token == held.token);
             nth.and_then(|nth| replies.get(nth)).is_some_and(Result::is_ok)
         };
-        self.doubts.retain(|(held, _)| !is_done(held));
+        self.doubts.retain(|doubt| !is_done(&doubt.held));
     }
 
     /// Undoes grants that the replicas did not acknowledge.
