@@ -152,7 +152,7 @@ impl Lease {
     }
 
     /// Gives the fencing token of this term: a number that is greater than that of every earlier term of the name. The
-    /// first call makes it, in one round trip in which the store keeps it; further calls wait for nothing. How a resource
+    /// first call makes it, in one round trip in which the store keeps it, and on Redis one more; further calls wait for nothing. How a resource
     /// checks it: [the guide](crate::guide::fencing).
     ///
     /// # Errors

@@ -337,12 +337,7 @@ impl RwLock {
         self.section.key
     }
 
-    /// Gives the same lock, with a time to live of its own where each lock has one, as on Redis: how long, at least, the
-    /// store keeps it for a holder that has fallen silent. It is never less than the ttl of
-    /// [`Options::bounds`](crate::Options::bounds), which is the default. A holder that lives renews it at every
-    /// heartbeat. PostgreSQL and files free locks with their session, and do not use it.
-    ///
-    /// Less than a millisecond, or more than [`MAX_TTL`](crate::MAX_TTL), is refused by the first acquire.
+    /// Gives the same lock, with a time to live of its own where each lock has one: as [`Lock::ttl`].
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.section.ttl = Some(ttl);

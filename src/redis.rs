@@ -165,11 +165,21 @@ impl fmt::Debug for Target {
     }
 }
 
+impl Place {
+    /// The number of the database. A cluster has one.
+    pub(crate) fn database(&self) -> i64 {
+        match self {
+            Self::Server(info) => info.redis_settings().db(),
+            Self::Cluster(_) => 0,
+        }
+    }
+}
+
 /// Without user and password.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Server(info) => match info.redis_settings().db() {
+            Self::Server(info) => match self.database() {
                 0 => write!(f, "{}", info.addr()),
                 db => write!(f, "{}/{db}", info.addr()),
             },

@@ -41,7 +41,7 @@ use crate::clock;
 use crate::error::ConnectError;
 use crate::name::{Kind, Name};
 use crate::options::Options;
-use crate::redis::{Place, Target};
+use crate::redis::Target;
 use crate::store::{Enforcement, Store};
 
 /// The key whose value says who holds a name.
@@ -80,10 +80,7 @@ impl Common {
 
     /// The number of the database.
     fn database(&self) -> i64 {
-        match &self.config.target.place {
-            Place::Server(info) => info.redis_settings().db(),
-            Place::Cluster(_) => 0,
-        }
+        self.config.target.place.database()
     }
 }
 

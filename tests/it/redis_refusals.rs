@@ -569,3 +569,21 @@ async fn a_frozen_leader_is_seen_as_the_holder() {
     standby.stop().await.unwrap();
     observer.close().await;
 }
+
+/// where fewer replicas are attached than have to acknowledge every grant, none would be given; and wake-ups are looked at
+/// on the channel of the URL's own database.
+#[tokio::test]
+async fn what_the_url_asks_for_is_what_is_diagnosed() {
+    let server = Server::start();
+    let diagnosis =
+        leasehold::diagnose(&format!("{}/0?wait_for_replicas=1", server.url()), &quick("a")).await.unwrap();
+    assert!(!diagnosis.is_go(), "{diagnosis}");
+    assert!(matches!(diagnosis.error, Some(ConnectError::TooFewReplicas { replicas: 0, wanted: 1 })));
+    server.user("app", "secret", &["~*", "+@all", "&leasehold:3", "&leasehold:3:*"]);
+    for (database, is_pushed) in [(3, true), (4, false)] {
+        let url = format!("{}/{database}", server.url_of("app", "secret"));
+        let diagnosis = leasehold::diagnose(&url, &quick("a")).await.unwrap();
+        let told = diagnosis.checks.iter().find(|check| check.what == "wake-ups").unwrap();
+        assert_eq!(told.verdict == leasehold::Verdict::Good, is_pushed, "{database}: {told}");
+    }
+}

@@ -61,19 +61,19 @@ async fn look(target: &Target, options: &Options, diagnosis: &mut Diagnosis) -> 
 
     session::load(&mut link, &Scripts::new()).await?;
     diagnosis.checks.push(Check::good(SCRIPTS, "it takes them".to_owned()));
-    let database = 0;
-    let is_pushed = link.subscribe(&[keys::channel(database)]).await.is_ok();
+    let is_pushed = link.subscribe(&[keys::channel(target.place.database())]).await.is_ok();
     diagnosis.checks.push(if is_pushed {
         Check::good(WAKE_UPS, "releases are pushed".to_owned())
     } else {
         let reason = "the user may not subscribe: standbys notice a release at their next poll".to_owned();
         Check::warning(WAKE_UPS, reason, "grant the user the channels leasehold:*")
     });
-    diagnosis.checks.push(of_replication(&found, target.replicas));
-    let replicas = found.replicas.unwrap_or(target.replicas);
-    if replicas < target.replicas {
-        return Err(ConnectError::TooFewReplicas { replicas, wanted: target.replicas });
+    if let Some(replicas) = found.replicas.filter(|replicas| *replicas < target.replicas) {
+        let error = ConnectError::TooFewReplicas { replicas, wanted: target.replicas };
+        diagnosis.checks.push(Check::bad(REPLICATION, &error, None));
+        return Err(error);
     }
+    diagnosis.checks.push(of_replication(&found, target.replicas));
     diagnosis.checks.push(of_persistence(&found));
     diagnosis.checks.push(latency(&mut link, options).await?);
     let bounds = options.bounds();
@@ -111,11 +111,9 @@ fn of_server(found: &Found, judged: &Result<(), ConnectError>) -> Vec<Check> {
     checks
 }
 
+/// Where there are as many as are wanted.
 fn of_replication(found: &Found, wanted: u32) -> Check {
     match found.replicas {
-        Some(replicas) if replicas < wanted => {
-            Check::bad(REPLICATION, &ConnectError::TooFewReplicas { replicas, wanted }, None)
-        }
         Some(0) | None => Check::good(REPLICATION, "no replica is attached".to_owned()),
         Some(replicas) if wanted == 0 => {
             let reason = format!(
