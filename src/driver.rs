@@ -30,6 +30,7 @@ use crate::driver::command::{Id, Report, Request};
 pub(crate) use crate::driver::machine::ANSWER_LIMIT;
 use crate::driver::machine::{Batch, Machine, Statement};
 use crate::error::{ConnectError, LossCause};
+use crate::meter::{Meter, Open};
 use crate::options::Options;
 use crate::sabotage::Sabotage;
 use crate::store::{Event, Exchanged, Session, Store};
@@ -45,7 +46,9 @@ type HeldOf<S> = <<S as Store>::Session as Session>::Held;
 pub(crate) struct Driver<S: Store> {
     store: S,
     session: Option<S::Session>,
+    open: Option<Open>,
     options: Arc<Options>,
+    meter: Meter,
     /// For the handles.
     report: watch::Sender<Report>,
     inbox: Inbox<S>,
@@ -65,13 +68,19 @@ impl<S: Store> Driver<S> {
     pub(crate) fn new(
         store: S,
         options: Arc<Options>,
+        meter: Meter,
         report: watch::Sender<Report>,
         mut rng: StdRng,
         requests: mpsc::UnboundedReceiver<Request>,
     ) -> Self {
         let machine_rng = rand::SeedableRng::seed_from_u64(rng.random());
-        let machine =
-            Machine::new(Arc::clone(&options), report.borrow().enforcement, machine_rng, clock::now());
+        let machine = Machine::new(
+            Arc::clone(&options),
+            meter.clone(),
+            report.borrow().enforcement,
+            machine_rng,
+            clock::now(),
+        );
         let inbox = Inbox {
             machine,
             answered: None,
@@ -82,7 +91,7 @@ impl<S: Store> Driver<S> {
             handles_gone: false,
             has_leftovers: false,
         };
-        Self { store, session: None, options, report, inbox, rng, failures: 0 }
+        Self { store, session: None, open: None, options, meter, report, inbox, rng, failures: 0 }
     }
 
     /// Runs until every handle is gone or the Locker is closed.
@@ -114,6 +123,7 @@ impl<S: Store> Driver<S> {
         }
         if let Some(session) = self.session.take() {
             let in_time = tokio::time::timeout(self.options.query_timeout, session.end()).await.is_ok();
+            self.open = None;
             info!(identity = %self.options.identity, in_time, "session ended");
         }
         self.inbox.done();
@@ -161,12 +171,14 @@ impl<S: Store> Driver<S> {
                 let (shortfalls, answered) = (session.shortfalls(), Some(clock::now()));
                 self.report.send_replace(Report { enforcement, shortfalls, answered });
                 self.session = Some(session);
+                self.open = Some(self.meter.connected());
                 self.inbox.machine.on_session(enforcement, clock::now());
                 self.inbox.connected();
                 true
             }
             Err(error) => {
                 let (failures, is_permanent) = (self.failures, error.is_permanent());
+                self.meter.connect_failed(is_permanent);
                 // An outage is told when it begins, and then ever more seldom.
                 if failures.is_power_of_two() || is_permanent {
                     let store = self.store.address();
@@ -231,11 +243,12 @@ impl<S: Store> Driver<S> {
     async fn lose(&mut self, cause: LossCause) {
         self.inbox.machine.on_session_lost(&cause, clock::now());
         warn!(identity = %self.options.identity, %cause, "session lost");
+        self.meter.session_lost(&cause);
         let is_closed = matches!(cause, LossCause::Closed { .. });
         if !is_closed && !self.options.is_broken(Sabotage::CloseBeforeEnd) {
             self.let_jobs_end().await;
         }
-        self.session = None;
+        (self.session, self.open) = (None, None);
         self.failures = self.failures.max(1);
     }
 

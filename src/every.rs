@@ -310,6 +310,7 @@ impl Every {
                 if let Some((slot, claim)) = replica.claim(&guard).await? {
                     let number = slot.number;
                     let returned = replica.serve(&guard, claim, async { job(slot).await }).await;
+                    replica.tell_end(returned.as_ref());
                     match returned {
                         Some(Ok(Ok(_))) => debug!(slot = number, "the job has ended"),
                         Some(Ok(Err(error))) => error!(slot = number, "the job failed: {error:#}"),
@@ -380,6 +381,7 @@ impl Every {
                 }
             };
             let returned = replica.serve(&guard, claim, async { job(slot).await }).await;
+            replica.tell_end(returned.as_ref());
             let reason = guard.reason();
             let released = guard.release().await;
             match returned {

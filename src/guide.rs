@@ -10,3 +10,13 @@
 /// [`State::Blocked`](crate::State::Blocked).
 #[cfg_attr(feature = "postgres", doc = "And [`Lease::fence`](crate::Lease::fence).")]
 pub mod fencing {}
+
+#[doc = include_str!("../docs/metrics.md")]
+/// ```yaml
+#[doc = include_str!("../examples/prometheus/alerts.yml")]
+/// ```
+///
+/// # See
+///
+/// [`Locker::health`](crate::Locker::health), for a probe; [`Observer`](crate::Observer), for who leads where.
+pub mod metrics {}

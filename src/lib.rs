@@ -79,6 +79,7 @@
 //!   own transactions.
 //! * `redis`: the store on Redis and Valkey, `Locker::redis`; the module `redis` says what holds there and what does not.
 //! * `tls` (on by default): encrypted connections to either, by rustls and the certificates that the system trusts.
+//! * `metrics`: what happens as numbers, for Prometheus and others: the guide on [metrics](guide::metrics).
 //! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
 mod candidate;
@@ -94,6 +95,7 @@ mod health;
 mod lease;
 mod lock;
 mod locker;
+mod meter;
 mod name;
 mod observe;
 mod options;

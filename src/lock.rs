@@ -622,12 +622,20 @@ impl Entrance {
     }
 
     async fn enter(&self, mode: Mode, patience: Patience) -> Result<Option<LockGuard>, LockError> {
-        match patience {
+        let mut asking = self.locker.meter.asks(self.kind);
+        let entered = match patience {
             Patience::None => self.acquire(mode, true, &AtomicBool::new(false)).await,
             Patience::Endless => self.acquire(mode, false, &AtomicBool::new(false)).await,
             // Apart, or those who wait without a limit would have the room for it as well.
             Patience::Until(limit) => Box::pin(self.enter_within(mode, limit)).await.map(Some),
-        }
+        };
+        asking.came_to(match &entered {
+            Ok(Some(_)) => "granted",
+            Ok(None) => "busy",
+            Err(LockError::Timeout { .. }) => "timeout",
+            Err(_) => "error",
+        });
+        entered
     }
 
     async fn wait(&self, mode: Mode, patience: Patience) -> Result<LockGuard, LockError> {

@@ -25,6 +25,7 @@ use crate::every::Every;
 use crate::health::{self, Health, Trouble};
 use crate::lease::Lease;
 use crate::lock::{Lock, RwLock, Scoped};
+use crate::meter::Meter;
 use crate::name::{Key, Kind, Name};
 use crate::options::{Bounds, Options};
 use crate::scope::{Scope, ScopedName};
@@ -53,6 +54,7 @@ pub(crate) struct Inner {
     requests: mpsc::UnboundedSender<Request>,
     pub(crate) options: Arc<Options>,
     address: String,
+    pub(crate) meter: Meter,
     report: watch::Receiver<Report>,
     /// Cancelled by `close`.
     pub(crate) closing: CancellationToken,
@@ -252,10 +254,12 @@ impl Locker {
         let report =
             Report { enforcement: store.enforcement(), shortfalls: store.shortfalls(), answered: None };
         let (reports, report) = watch::channel(report);
+        let meter = Meter::new(&store.address());
         let inner = Inner {
             requests,
             report,
             options: Arc::clone(&options),
+            meter: meter.clone(),
             address: store.address(),
             closing: CancellationToken::new(),
             names: Mutex::default(),
@@ -263,7 +267,7 @@ impl Locker {
             next_id: AtomicU64::new(0),
             turns: Arc::default(),
         };
-        (Self { inner: Arc::new(inner) }, Driver::new(store, options, reports, rng, inbox))
+        (Self { inner: Arc::new(inner) }, Driver::new(store, options, meter, reports, rng, inbox))
     }
 
     /// Starts the driver on its own thread: work that blocks the user's threads costs no lease. Its events go to the

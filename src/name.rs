@@ -257,7 +257,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const fn label(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Lease => "lease",
             Self::Lock => "lock",

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::term::{Reason, Shown, State, Term};
 use crate::error::ConnectError;
+use crate::meter::Meter;
 use crate::name::{Key, Kind, Name};
 use crate::store::slots::{Amended, Entry, Looked, NoSlots, Record, Slots};
 use crate::store::{Enforcement, Holder, Message, Minted, Mode, Presence, Seen};
@@ -172,7 +173,8 @@ impl Place {
     }
 
     /// Tells whoever asked that the term has begun. One who has gone says so itself, and the lease is released then.
-    pub(crate) fn begin(&mut self, term: &Arc<Term>, now: Instant) {
+    pub(crate) fn begin(&mut self, meter: &Meter, term: &Arc<Term>, now: Instant) {
+        term.begin(meter.began(self, term));
         match &mut self.purpose {
             Purpose::Run(run) => {
                 let grants = run.grants.clone();

@@ -27,6 +27,7 @@ use self::statement::{Check, Errand, Heartbeat, Inquiry, Passage, Release, Task}
 use super::command::{Admission, Again, Command, Id, NotLooked, Parting, Place};
 use super::term::{Reason, State};
 use crate::error::{ConnectError, LossCause};
+use crate::meter::Meter;
 use crate::name::Key;
 use crate::options::{Bounds, JITTER, Options};
 use crate::sabotage::Sabotage;
@@ -36,6 +37,7 @@ use crate::store::{Ask, Enforcement, Exchange, Freed, Minted, Mode, Presence, Re
 pub(crate) struct Machine<H> {
     options: Arc<Options>,
     bounds: Bounds,
+    meter: Meter,
     enforcement: Enforcement,
     rng: StdRng,
     candidates: Seats<H>,
@@ -81,10 +83,17 @@ enum Doors {
 const REMINDER: Duration = Duration::from_secs(10);
 
 impl<H: Clone> Machine<H> {
-    pub(crate) fn new(options: Arc<Options>, enforcement: Enforcement, rng: StdRng, now: Instant) -> Self {
+    pub(crate) fn new(
+        options: Arc<Options>,
+        meter: Meter,
+        enforcement: Enforcement,
+        rng: StdRng,
+        now: Instant,
+    ) -> Self {
         Self {
             bounds: options.bounds(),
             options,
+            meter,
             enforcement,
             rng,
             candidates: Seats::new(),
@@ -125,6 +134,7 @@ impl<H: Clone> Machine<H> {
     pub(crate) fn on_command(&mut self, command: Command, now: Instant) {
         match command {
             Command::Enlist(place) => {
+                self.meter.enlisted(&place.name);
                 self.candidates.insert(Candidate { place, phase: Phase::Resting });
             }
             Command::Contend(id, again) => self.contend(id, again, now),
@@ -350,7 +360,7 @@ impl<H: Clone> Machine<H> {
                     if before.as_deref().and_then(Before::starts_at).is_some_and(|at| now >= at) =>
                 {
                     *before = None;
-                    candidate.place.begin(term, now);
+                    candidate.place.begin(&self.meter, term, now);
                 }
                 Phase::Held { term, remind_at, .. } if remind_at.is_some_and(|at| now >= at) => {
                     *remind_at = Some(now + REMINDER);
@@ -368,6 +378,7 @@ impl<H: Clone> Machine<H> {
                     };
                     error!(name = %term.name, term = term.number, identity = %self.options.identity, "{why}");
                     candidate.place.show(State::Overrun { since: now });
+                    self.meter.overran(&candidate.place);
                 }
                 _ => {}
             }
@@ -589,6 +600,9 @@ impl<H: Clone> Machine<H> {
         let due = self.candidates.iter().filter(|(_, candidate)| is_due(candidate));
         let mut asking: Vec<Id> = due.map(|(id, _)| id).collect();
         self.join_in(&mut asking, now);
+        if !asking.is_empty() {
+            self.meter.polled();
+        }
         if asking.is_empty() && self.releases.is_empty() && self.withdrawals.is_empty() {
             return None;
         }

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::command::{Id, Place};
 use crate::error::LossCause;
 use crate::fence::FencingToken;
+use crate::meter::Begun;
 use crate::name::Name;
 use crate::options::Options;
 use crate::sabotage::Sabotage;
@@ -97,6 +98,9 @@ pub(crate) struct Term {
     pub(crate) number: u64,
     /// Nobody else holds the key meanwhile.
     pub(crate) is_exclusive: bool,
+    /// This process was told of the release before it, and got the lease by asking then.
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "counted"))]
+    pub(crate) is_handed_over: bool,
     /// When it was granted.
     pub(crate) since: Instant,
     /// Tells the job to stop, for whatever reason.
@@ -122,6 +126,8 @@ struct Vital {
     /// Lost, or about to be released after its job has ended. Never taken back.
     over: bool,
     reason: Option<Reason>,
+    /// From when the job may start to when the lease is over.
+    begun: Option<Begun>,
     /// When the job's future is dropped, if it has not ended by then. A further reason can bring it nearer, none can
     /// put it off.
     drop_at: Option<Instant>,
@@ -145,7 +151,7 @@ pub(crate) enum Verdict {
 impl Term {
     pub(crate) fn new(
         place: &Place,
-        number: u64,
+        (number, is_handed_over): (u64, bool),
         since: Instant,
         deadline: Instant,
         options: Arc<Options>,
@@ -154,6 +160,7 @@ impl Term {
             name: place.name.clone(),
             number,
             is_exclusive: place.mode() != Mode::Read,
+            is_handed_over,
             since,
             stop: place.shutdown().map_or_else(CancellationToken::new, CancellationToken::child_token),
             lost: CancellationToken::new(),
@@ -162,7 +169,7 @@ impl Term {
             is_fenced: place.is_fenced(),
             fence: OnceLock::new(),
             options,
-            vital: Mutex::new(Vital { deadline, over: false, reason: None, drop_at: None }),
+            vital: Mutex::new(Vital { deadline, over: false, reason: None, begun: None, drop_at: None }),
         }
     }
 
@@ -206,6 +213,22 @@ impl Term {
         drop(vital);
         self.renewed.notify_waiters();
         true
+    }
+
+    /// Its job may start.
+    pub(crate) fn begin(&self, begun: Begun) {
+        let mut vital = self.vital();
+        if !vital.over {
+            vital.begun = Some(begun);
+        }
+    }
+
+    /// A heartbeat has moved the deadline on.
+    pub(crate) fn tell_deadline(&self) {
+        let vital = self.vital();
+        if let Some(begun) = &vital.begun {
+            begun.renewed(vital.deadline);
+        }
     }
 
     /// Tells the job to stop while the lease is still held. The first reason stays.
@@ -253,9 +276,14 @@ impl Term {
                 vital.reason = Some(if self.stop.is_cancelled() { Reason::Shutdown } else { reason });
             }
         }
+        let (begun, reason) = (vital.begun.take(), vital.reason.clone());
         drop(vital);
         self.stop.cancel();
         self.lost.cancel();
+        // After those who have to stop were told.
+        if let (Some(begun), Some(reason)) = (begun, reason) {
+            begun.ended(&reason);
+        }
     }
 
     /// What may happen to the job now. Asked before every poll of it.
@@ -288,7 +316,7 @@ mod tests {
     fn term(drain_timeout: Option<Duration>) -> (Term, Instant) {
         let now = clock::now();
         let options = Arc::new(Options::default().drain_timeout(drain_timeout));
-        (Term::new(&place(None), 1, now, now + ms(20_000), options), now)
+        (Term::new(&place(None), (1, false), now, now + ms(20_000), options), now)
     }
 
     fn place(shutdown: Option<CancellationToken>) -> Place {
@@ -383,7 +411,7 @@ mod tests {
     fn a_shutdown_stops_the_term_by_itself_and_is_its_reason() {
         let (now, shutdown) = (clock::now(), CancellationToken::new());
         let place = place(Some(shutdown.clone()));
-        let term = Term::new(&place, 1, now, now + ms(20_000), Arc::new(Options::default()));
+        let term = Term::new(&place, (1, false), now, now + ms(20_000), Arc::new(Options::default()));
         assert_eq!(term.reason(), None);
         shutdown.cancel();
         assert!(term.stop.is_cancelled() && term.is_held(now));

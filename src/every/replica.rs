@@ -19,6 +19,7 @@ use crate::driver::term::Reason;
 use crate::error::{EveryError, LockError};
 use crate::lock::{Lock, LockGuard};
 use crate::locker::Inner;
+use crate::meter::Outcome;
 use crate::name::{Key, Kind};
 use crate::options::JITTER;
 use crate::sabotage::Sabotage;
@@ -82,6 +83,7 @@ impl Replica {
         let key = Key::of(Kind::Lock, &name);
         let plan = schedule.plan(key)?;
         // Those who were kept from the same slot do not come back at the same instant.
+        locker.meter.serves(&name);
         let seed = Key::of(Kind::Lock, &locker.options.identity).get().cast_unsigned();
         Ok(Self {
             lock: Lock::new(Arc::clone(&locker), name.clone(), None).fenced(),
@@ -264,12 +266,29 @@ impl Replica {
         let Some(before) = before else { return };
         let Entry { number, phase, by, .. } = &before.entry;
         if *phase == Phase::Started {
+            self.count(Outcome::Crashed, 1);
             warn!(slot = number, by, is_repeated = due.run > 1, "the run of a slot crashed");
         }
         let skipped = self.plan.missed(before, due);
         if skipped > 0 {
+            self.count(Outcome::Skipped, skipped);
             warn!(skipped, after = number, "slots were skipped: nobody served them");
         }
+    }
+
+    fn count(&self, outcome: Outcome, slots: u64) {
+        self.locker.meter.slots(&self.slots.name, outcome, slots);
+    }
+
+    /// Counts a run that has ended: `None` if it had to be dropped.
+    pub(super) fn tell_end<T, E>(&self, returned: Option<&std::thread::Result<Result<T, E>>>) {
+        let outcome = match returned {
+            Some(Ok(Ok(_))) => Outcome::Ok,
+            Some(Ok(Err(_))) => Outcome::Error,
+            Some(Err(_)) => Outcome::Panic,
+            None => Outcome::Dropped,
+        };
+        self.count(outcome, 1);
     }
 
     /// Polls the job, and records its end. `None` if it had to be dropped.
@@ -304,6 +323,7 @@ impl Replica {
                 Amended::Done(finished) => {
                     let skipped = self.plan.overlapped(&finished);
                     if skipped > 0 {
+                        self.count(Outcome::Skipped, skipped);
                         warn!(
                             skipped,
                             after = number,

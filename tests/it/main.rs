@@ -50,6 +50,8 @@ mod health;
 mod leaving;
 mod locks;
 mod loss;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod names;
 mod observer;
 mod one_leader;

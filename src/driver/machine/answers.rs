@@ -48,6 +48,12 @@ impl<H: Clone> Machine<H> {
             }
         }
         self.on_answer(sent, true, now)?;
+        self.meter.heartbeat(now.saturating_duration_since(sent));
+        for candidate in self.candidates.values() {
+            if let Phase::Held { term, .. } = &candidate.phase {
+                term.tell_deadline();
+            }
+        }
         for check in heartbeat.checks {
             check.reply.send(self.holds(check.id, check.term)).ok();
         }
@@ -167,7 +173,7 @@ impl<H: Clone> Machine<H> {
         if first_lease {
             self.heartbeat_sent = sent;
         }
-        let term = Arc::new(Term::new(place, number, now, deadline, Arc::clone(&self.options)));
+        let term = Arc::new(Term::new(place, (number, clean), now, deadline, Arc::clone(&self.options)));
         let identity = &self.options.identity;
         if place.is_run() {
             info!(name = %place.name, term = number, %identity, handed_over = clean, "acquired");
@@ -192,7 +198,7 @@ impl<H: Clone> Machine<H> {
         if before.is_some() {
             place.show(State::Blocked);
         } else {
-            place.begin(&term, now);
+            place.begin(&self.meter, &term, now);
         }
         *phase = Phase::Held { held, term, before, remind_at: None };
     }

@@ -21,7 +21,8 @@ const ENFORCEMENT: Enforcement =
 
 fn machine(options: Options) -> (Machine<u32>, Instant) {
     let now = clock::now();
-    let mut machine = Machine::new(Arc::new(options), ENFORCEMENT, StdRng::seed_from_u64(1), now);
+    let mut machine =
+        Machine::new(Arc::new(options), Meter::default(), ENFORCEMENT, StdRng::seed_from_u64(1), now);
     machine.on_session(ENFORCEMENT, now);
     (machine, now)
 }

@@ -17,6 +17,8 @@ pub(crate) mod recorder;
 pub(crate) mod redis;
 #[cfg(unix)]
 pub(crate) mod replica;
+#[cfg(feature = "metrics")]
+pub(crate) mod scrape;
 pub(crate) mod stage;
 #[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
 pub(crate) mod terminal;

@@ -1,0 +1,81 @@
+//! A service of several replicas: each answers requests, and one of them, whichever leads, settles payments.
+//!
+//! ```text
+//! DATABASE_URL=postgres://app@localhost/app LISTEN=127.0.0.1:8080 cargo run
+//! curl -X POST localhost:8080/payments         # any replica takes it; the leader settles it
+//! curl localhost:8080/leader                   # who is that?
+//! curl localhost:8080/health/live              # also /health/ready, /metrics
+//! ```
+//!
+//! `LEASEHOLD_OPTIONS` sets intervals: `retry_interval=1s,stop_grace=2s`.
+
+mod http;
+mod payments;
+
+use std::env;
+
+use anyhow::Context as _;
+use leasehold::{CancellationToken, Locker, Options};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use sqlx::postgres::PgPoolOptions;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+
+/// Seconds: from what a healthy store takes to what a lease does not survive.
+const BUCKETS: [f64; 7] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0];
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    // Before the Locker is made, which tells the recorder from then on.
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Prefix("leasehold_".into()), &BUCKETS)?
+        .install_recorder()?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    let url = env::var("DATABASE_URL").context("DATABASE_URL is not set")?;
+    let pool = PgPoolOptions::new().connect(&url).await.context("the database")?;
+    // A job that hangs must not hold up a deployment: after 20 s its future is dropped, and its lease released.
+    let options = env::var("LEASEHOLD_OPTIONS").unwrap_or_else(|_| "drain_timeout=20s".to_owned());
+    let options: Options = options.parse().context("LEASEHOLD_OPTIONS")?;
+    // One session for everything that this process coordinates; it takes no connection from the pool.
+    let locker = Locker::postgres(pool.connect_options(), options)?;
+    payments::make_table(&locker, &pool).await?;
+
+    let (shutdown, serving) = (CancellationToken::new(), CancellationToken::new());
+    let app = http::App::new(&locker, &pool, recorder, shutdown.clone());
+    let address = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:8080".to_owned());
+    let listener = TcpListener::bind(&address).await.with_context(|| address.clone())?;
+    println!("listening on {}", listener.local_addr()?);
+    let server =
+        axum::serve(listener, http::router(app)).with_graceful_shutdown(serving.clone().cancelled_owned());
+    let server = tokio::spawn(server.into_future());
+    let mut reconciler = tokio::spawn(payments::reconcile(locker.clone(), pool.clone(), shutdown.clone()));
+
+    let ended = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        // Only if leasehold must not be used as it is: there is nothing left to wait for.
+        ended = &mut reconciler => Some(ended),
+    };
+
+    // The order matters. First: no new requests from the balancer, which asks /health/ready.
+    info!("shutting down");
+    shutdown.cancel();
+    // The job finishes the payment at hand; then its lease is released, and another replica leads at once. Requests are
+    // still answered meanwhile, and so are probes and the scrape.
+    let reconciled = match ended {
+        Some(ended) => ended,
+        None => reconciler.await,
+    };
+    // Then those who are being served, and nobody new.
+    serving.cancel();
+    server.await??;
+    // Nobody uses the session any more.
+    locker.close().await;
+    // Last, what all of them have used.
+    pool.close().await;
+    reconciled?
+}

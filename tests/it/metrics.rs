@@ -1,0 +1,258 @@
+//! What a scrape shows, while what it speaks of happens for real. A metric's labels are asked for by what no other test has.
+
+use std::convert::Infallible;
+use std::future;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leasehold::{CancellationToken, Lease, LockError, Locker, Memory, Options, Slot};
+
+use crate::support::scrape::Scrape;
+use crate::support::{Log, Member, Stage, on_every_store, quick, sleepy, until};
+
+fn unix_now() -> f64 {
+    #[expect(clippy::disallowed_methods, reason = "what the deadline is told in")]
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
+
+/// M-01, M-02: who leads is told by name, also by those who do not; each term's begin and end is counted with its reason.
+#[tokio::test]
+async fn who_leads_is_a_gauge_and_every_change_is_counted_with_its_reason() {
+    Scrape::set_up();
+    on_every_store(async |stage| {
+        let (name, log) = (format!("led on {}", stage.kind()), Log::default());
+        let leading = async |sum| Scrape::until("leasehold_leading", &[("name", &name)], sum).await;
+        let changes = async |transition: &str, reason: &str, count: u32| {
+            let labels = [("name", name.as_str()), ("transition", transition), ("reason", reason)];
+            Scrape::until("leasehold_transitions_total", &labels, count.into()).await;
+        };
+        let (a, b) = (stage.locker(quick("a")), stage.locker(sleepy("b")));
+        let mut leader = Member::on(&a, name.as_str(), "a", &log);
+        leader.leads().await;
+        leading(1.0).await;
+        changes("acquired", "vacant", 1).await;
+
+        // Two Lockers of one process: the sum is how many of them lead.
+        let mut standby = Member::on(&b, name.as_str(), "b", &log);
+        standby.stands_by().await;
+        leading(1.0).await;
+        leader.stop().await.unwrap();
+        standby.leads().await;
+        changes("released", "shutdown", 1).await;
+        changes("acquired", "handed_over", 1).await;
+        leading(1.0).await;
+
+        stage.take_away("b", &name);
+        changes("lost", "gone", 1).await;
+        standby.stop().await.unwrap();
+        leading(0.0).await;
+        let ends = a.run(name.as_str(), async |_: Lease| Ok::<_, Infallible>(())).await;
+        assert_eq!(ends.unwrap(), Some(()));
+        changes("released", "job_ended", 1).await;
+        let deadline = Scrape::now().sum("leasehold_deadline_timestamp_seconds", &[("name", &name)]);
+        assert_eq!(deadline, Some(0.0), "it has none");
+    })
+    .await;
+}
+
+/// M-01: the deadline lies ahead by what an answer is trusted for at most, and heartbeats move it on.
+#[tokio::test]
+async fn the_deadline_is_a_unix_time_that_heartbeats_move_on() {
+    Scrape::set_up();
+    on_every_store(async |stage| {
+        let (name, log) = (format!("renewed on {}", stage.kind()), Log::default());
+        let labels = [("name", name.as_str())];
+        let deadline = || Scrape::now().sum("leasehold_deadline_timestamp_seconds", &labels).unwrap();
+        let options = quick("a");
+        let trust = options.bounds().trust.as_secs_f64();
+        let before = unix_now();
+        let mut leader = Member::join(stage, options, name.as_str(), &log);
+        leader.leads().await;
+        let first = deadline();
+        assert!(before < first && first <= unix_now() + trust, "{before} {first}");
+        Scrape::until_above("leasehold_deadline_timestamp_seconds", &labels, first).await;
+        assert!(deadline() <= unix_now() + trust);
+        leader.stop().await.unwrap();
+        Scrape::until("leasehold_deadline_timestamp_seconds", &labels, 0.0).await;
+    })
+    .await;
+}
+
+/// M-03: what the session does: opened, lost with its cause, connected in vain; heartbeats and polls are counted meanwhile.
+#[cfg(all(unix, feature = "postgres"))]
+#[tokio::test]
+async fn sessions_heartbeats_and_polls_are_counted_by_store() {
+    Scrape::set_up();
+    let (stage, log) = (Stage::postgres(), Log::default());
+    let Stage::Postgres(postgres) = &stage else { unreachable!() };
+    let address = format!(
+        "127.0.0.1:{}/{}",
+        postgres.proxy.port(),
+        postgres.database.options().get_database().unwrap()
+    );
+    let store = [("store", address.as_str())];
+    let locker = stage.locker(quick("a"));
+    let mut leader = Member::on(&locker, "job", "a", &log);
+    leader.leads().await;
+    Scrape::until("leasehold_sessions", &store, 1.0).await;
+    Scrape::until("leasehold_sessions_opened_total", &store, 1.0).await;
+    Scrape::until_above("leasehold_heartbeat_seconds_count", &store, 3.0).await;
+    let polls = Scrape::now().sum("leasehold_polls_total", &store).unwrap();
+    let sleeps = stage.locker(quick("b"));
+    let standby = Member::on(&sleeps, "job", "b", &log);
+    Scrape::until_above("leasehold_polls_total", &store, polls + 3.0).await;
+    standby.stop().await.unwrap();
+    sleeps.close().await;
+
+    let admin = postgres.database.admin();
+    admin.backends("leasehold/a").into_iter().for_each(|pid| admin.terminate(pid));
+    let ended = [("store", address.as_str()), ("cause", "session_closed")];
+    Scrape::until("leasehold_sessions_lost_total", &ended, 1.0).await;
+    leader.leads().await;
+    Scrape::until("leasehold_sessions", &store, 1.0).await;
+    postgres.proxy.cut();
+    let silent = [("store", address.as_str()), ("cause", "timeout")];
+    Scrape::until("leasehold_sessions_lost_total", &silent, 1.0).await;
+    let failed = [("store", address.as_str()), ("result", "unreachable")];
+    Scrape::until_above("leasehold_connect_failures_total", &failed, 0.0).await;
+    postgres.proxy.heal();
+    leader.leads().await;
+    leader.stop().await.unwrap();
+    locker.close().await;
+    Scrape::until("leasehold_sessions", &store, 0.0).await;
+}
+
+/// M-04: how long was waited and what came of it, what is held, and what was lost; without the names, which may be as many
+/// as there are invoices.
+#[tokio::test]
+async fn waiting_for_locks_is_told_by_kind_and_outcome() {
+    Scrape::set_up();
+    let stage = Stage::files();
+    let store = stage.dir().path().canonicalize().unwrap().display().to_string();
+    let outcomes = |kind: &str, outcome: &str| {
+        let labels = [("store", store.as_str()), ("kind", kind), ("outcome", outcome)];
+        Scrape::now().sum("leasehold_lock_wait_seconds_count", &labels)
+    };
+    let held = async |kind: &str, count: f64| {
+        Scrape::until("leasehold_locks_held", &[("store", &store), ("kind", kind)], count).await;
+    };
+    let locker = stage.locker(quick("a"));
+    let guard = locker.lock("invoice:42").lock().await.unwrap();
+    held("lock", 1.0).await;
+    assert!(locker.lock("invoice:42").try_lock().await.unwrap().is_none());
+    let limit = Duration::from_millis(20);
+    let late = locker.lock("invoice:42").lock_timeout(limit).await;
+    assert!(matches!(late, Err(LockError::Timeout { .. })), "{late:?}");
+    let other = locker.lock("invoice:42");
+    assert!(tokio::time::timeout(limit, other.lock()).await.is_err());
+    assert!(matches!(locker.lock("").lock().await, Err(LockError::Name(_))));
+    for outcome in ["granted", "busy", "timeout", "cancelled", "error"] {
+        assert_eq!(outcomes("lock", outcome), Some(1.0), "{outcome}");
+    }
+    let seconds =
+        Scrape::now().sum("leasehold_lock_wait_seconds_sum", &[("store", &store), ("outcome", "timeout")]);
+    assert!(seconds.unwrap() >= limit.as_secs_f64(), "{seconds:?}");
+    guard.release().await.unwrap();
+    held("lock", 0.0).await;
+
+    let reads = locker.rw_lock("catalogue").read().await.unwrap();
+    held("rwlock", 1.0).await;
+    stage.take_key_away("a", reads_key());
+    let lost = [("store", store.as_str()), ("kind", "rwlock"), ("cause", "gone")];
+    Scrape::until("leasehold_locks_lost_total", &lost, 1.0).await;
+    held("rwlock", 0.0).await;
+    assert!(reads.release().await.is_err());
+    assert!(!Scrape::now().has("invoice:42") && !Scrape::now().has("catalogue"));
+    locker.close().await;
+}
+
+fn reads_key() -> leasehold::Key {
+    leasehold::Key::of(leasehold::Kind::RwLock, "catalogue")
+}
+
+/// M-05: a job that blocks its thread past its grace.
+#[test]
+fn a_job_that_cannot_be_dropped_is_counted() {
+    Scrape::set_up();
+    let (memory, name) = (Memory::new(), "cannot be dropped");
+    let locker = Locker::memory(&memory, quick("blocks")).unwrap();
+    let (unblock, blocked) = mpsc::channel::<()>();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (stop, of_thread) = (CancellationToken::new(), locker.clone());
+    let until_then = stop.clone();
+    let blocks = thread::spawn(move || {
+        let job = async |lease: Lease| {
+            blocked.recv().ok();
+            lease.cancelled().await;
+            Ok::<_, Infallible>(())
+        };
+        runtime().block_on(of_thread.candidate(name).until(until_then).run(job)).unwrap()
+    });
+    runtime().block_on(async {
+        Scrape::until("leasehold_leading", &[("name", name)], 1.0).await;
+        memory.kill("blocks");
+        Scrape::until("leasehold_overruns_total", &[("name", name), ("kind", "lease")], 1.0).await;
+        Scrape::until("leasehold_leading", &[("name", name)], 0.0).await;
+    });
+    stop.cancel();
+    drop(unblock);
+    assert_eq!(blocks.join().unwrap(), None);
+}
+
+/// M-06: what became of the slots of a job that is done once per interval.
+#[tokio::test(start_paused = true)]
+async fn slots_are_counted_by_what_became_of_them() {
+    Scrape::set_up();
+    let (memory, stop) = (Memory::new(), CancellationToken::new());
+    let locker = Locker::memory(&memory, Options::default()).unwrap();
+    let (hour, runs) = (Duration::from_hours(1), std::cell::Cell::new(0));
+    let every = locker.every("counted slots", hour).until(stop.clone());
+    let serves = every.run(async |_: Slot| {
+        runs.set(runs.get() + 1);
+        match runs.get() {
+            1 => Ok(()),
+            2 => Err("it failed"),
+            // Three slots begin meanwhile, all of them while this one is served.
+            3 => {
+                tokio::time::sleep(3 * hour).await;
+                Ok(())
+            }
+            4 => panic!("it panicked"),
+            // Never ends by itself: crashes when its lock is lost.
+            5 => {
+                memory.kill(locker.identity());
+                future::pending().await
+            }
+            _ => {
+                stop.cancel();
+                Ok(())
+            }
+        }
+    });
+    serves.await.unwrap();
+    for (outcome, count) in
+        [("ok", 3.0), ("error", 1.0), ("panic", 1.0), ("dropped", 1.0), ("crashed", 1.0), ("skipped", 3.0)]
+    {
+        let sum =
+            Scrape::now().sum("leasehold_slots_total", &[("name", "counted slots"), ("outcome", outcome)]);
+        assert_eq!(sum, Some(count), "{outcome}");
+    }
+    locker.close().await;
+}
+
+/// M-01: a candidate that is dropped with its Locker leaves no gauge behind.
+#[tokio::test]
+async fn a_run_that_is_dropped_leads_no_more() {
+    Scrape::set_up();
+    on_every_store(async |stage| {
+        let (name, log) = (format!("dropped on {}", stage.kind()), Log::default());
+        let mut leader = Member::join(stage, quick("a"), name.as_str(), &log);
+        leader.leads().await;
+        Scrape::until("leasehold_leading", &[("name", &name)], 1.0).await;
+        leader.abort().await;
+        Scrape::until("leasehold_leading", &[("name", &name)], 0.0).await;
+        until("it is free", || stage.is_free(&name)).await;
+    })
+    .await;
+}
