@@ -177,18 +177,20 @@ fn a_job_that_cannot_be_dropped_is_counted() {
     Scrape::set_up();
     let (memory, name) = (Memory::new(), "cannot be dropped");
     let locker = Locker::memory(&memory, quick("blocks")).unwrap();
-    let (unblock, blocked) = mpsc::channel::<()>();
+    let ((unblock, blocked), (begins, begun)) = (mpsc::channel::<()>(), mpsc::channel());
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (stop, of_thread) = (CancellationToken::new(), locker.clone());
     let until_then = stop.clone();
     let blocks = thread::spawn(move || {
         let job = async |lease: Lease| {
+            begins.send(()).unwrap();
             blocked.recv().ok();
             lease.cancelled().await;
             Ok::<_, Infallible>(())
         };
         runtime().block_on(of_thread.candidate(name).until(until_then).run(job)).unwrap()
     });
+    begun.recv().unwrap();
     runtime().block_on(async {
         Scrape::until("leasehold_leading", &[("name", name)], 1.0).await;
         memory.kill("blocks");
