@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use leasehold::{Lease, Locker, Options, RunError, Scope};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 
@@ -57,13 +57,13 @@ impl Replica {
     }
 
     fn keeps(&self, caches: &[Arc<Cache>]) -> usize {
-        caches.iter().filter(|cache| *cache.warmed_by.borrow() == self.identity).count()
+        caches.iter().filter(|cache| cache.warmth.borrow().by == self.identity).count()
     }
 }
 
 /// The job of one cache.
 async fn keep_warm(lease: Lease, cache: Arc<Cache>, identity: &'static str) -> anyhow::Result<()> {
-    let _alone = cache.warmer.try_lock().context("a cache is warmed by two at once")?;
+    let _alone = cache.enter()?;
     let mut refresh = interval(REFRESH);
     loop {
         tokio::select! {
@@ -78,21 +78,42 @@ struct Cache {
     number: u32,
     /// Held by whoever warms it, so that a second one is found out.
     warmer: Mutex<()>,
-    /// By whom it was, the last time. Nobody at first.
-    warmed_by: watch::Sender<&'static str>,
+    warmth: watch::Sender<Warmth>,
+}
+
+#[derive(Default)]
+struct Warmth {
+    times: u64,
+    /// By whom it was warmed, the last time.
+    by: &'static str,
+    /// Two were in at once.
+    is_shared: bool,
 }
 
 impl Cache {
     fn new(number: u32) -> Arc<Self> {
-        Arc::new(Self { number, warmer: Mutex::default(), warmed_by: watch::Sender::default() })
+        Arc::new(Self { number, warmer: Mutex::default(), warmth: watch::Sender::default() })
+    }
+
+    fn enter(&self) -> anyhow::Result<MutexGuard<'_, ()>> {
+        let entered = self.warmer.try_lock();
+        if entered.is_err() {
+            self.warmth.send_modify(|warmth| warmth.is_shared = true);
+        }
+        entered.context("a cache is warmed by two at once")
     }
 
     fn warm(&self, identity: &'static str) {
-        self.warmed_by.send_replace(identity);
+        self.warmth.send_modify(|warmth| {
+            warmth.times += 1;
+            warmth.by = identity;
+        });
     }
 
-    async fn until_warmed_by(&self, is_wanted: impl Fn(&str) -> bool) -> anyhow::Result<()> {
-        self.warmed_by.subscribe().wait_for(|by| is_wanted(by)).await?;
+    async fn until(&self, is_wanted: impl Fn(&Warmth) -> bool) -> anyhow::Result<()> {
+        let mut warmth = self.warmth.subscribe();
+        let warmth = warmth.wait_for(|warmth| warmth.is_shared || is_wanted(warmth)).await?;
+        ensure!(!warmth.is_shared, "a cache is warmed by two at once");
         Ok(())
     }
 }
@@ -106,7 +127,8 @@ async fn play() -> anyhow::Result<()> {
     let (a, b) =
         tokio::try_join!(Replica::start(&store, "a", &caches), Replica::start(&store, "b", &caches))?;
     for cache in &caches {
-        cache.until_warmed_by(|by| !by.is_empty()).await?;
+        // More than once, so that the other replica has asked for it too.
+        cache.until(|warmth| warmth.times > 3).await?;
     }
     // Whoever asks first has it: leases are not dealt out evenly.
     println!("all are warm: a keeps {}, b keeps {}", a.keeps(&caches), b.keeps(&caches));
@@ -115,7 +137,7 @@ async fn play() -> anyhow::Result<()> {
     println!("{} is closed", leaves.identity);
     leaves.close().await?;
     for cache in &caches {
-        cache.until_warmed_by(|by| by == stays.identity).await?;
+        cache.until(|warmth| warmth.by == stays.identity).await?;
     }
     println!("{} keeps {}", stays.identity, stays.keeps(&caches));
     ensure!(stays.keeps(&caches) == caches.len(), "one that had left still warmed a cache");
