@@ -87,7 +87,7 @@ impl Locker {
     /// Connects to the store of a URL now, and checks that it can be trusted.
     ///
     /// * `postgres://user:password@host:5432/database?sslmode=verify-full` is a PostgreSQL server: see
-    ///   [`postgres`](Self::postgres). `postgresql://` is the same. It may name several hosts, as libpq writes them:
+    ///   `Locker::postgres`. `postgresql://` is the same. It may name several hosts, as libpq writes them:
     ///   `postgres://a,b:5433,c/database`. They are tried in turn, each for its share of the query timeout, until one
     ///   is a primary; after a failover the others are found without a restart. They must be one primary and its
     ///   replicas: several writable servers are several stores.
