@@ -55,6 +55,11 @@ impl Arguments {
         if self.common.is_quick { 10 } else { 20 }
     }
 
+    /// For how long polls are looked at, in each round at each size.
+    pub(crate) const fn polls_window(self) -> Duration {
+        Duration::from_millis(if self.common.is_quick { 400 } else { 1_000 })
+    }
+
     /// For how long idle Lockers are looked at: a whole number of heartbeats.
     pub(crate) const fn window(self) -> Duration {
         Duration::from_secs(if self.common.is_quick { 15 } else { 60 })

@@ -26,13 +26,13 @@ impl Curve {
         Self { points: sizes.iter().map(point).collect() }
     }
 
-    /// A row for each size, called by `what`, and one for the slope.
-    pub(crate) fn rows(&self, what: impl Fn(&str) -> String, unit: Unit, slope: Slope) -> Vec<Row> {
+    /// A row for each size, and one for the slope.
+    pub(crate) fn rows(&self, what: &str, unit: Unit, slope: Slope) -> Vec<Row> {
         let rows = self.points.iter().map(|point| {
-            let row = Row::of(what(&grouped(point.size)), unit, &point.ours);
+            let row = Row::of(format!("{what}: {}", grouped(point.size)), unit, &point.ours);
             if point.limit.is_empty() { row } else { row.with_limit(point.limit.median()) }
         });
-        rows.chain([self.slope_row(what("slope over"), slope)]).collect()
+        rows.chain([self.slope_row(format!("{what}: slope"), slope)]).collect()
     }
 
     fn slope_row(&self, metric: String, slope: Slope) -> Row {
@@ -77,6 +77,6 @@ fn least_squares(points: &[(f64, f64)]) -> f64 {
 }
 
 /// `10,000`.
-pub(crate) fn grouped(number: u32) -> String {
+fn grouped(number: u32) -> String {
     if number < 1_000 { number.to_string() } else { format!("{},{:03}", number / 1_000, number % 1_000) }
 }

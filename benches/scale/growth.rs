@@ -22,8 +22,7 @@ pub(crate) async fn rows(arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     let slope = Slope { unit: "KiB per name", times: 1.0 };
     let mut rows = Vec::new();
     for (curve, what) in [(held, "held"), (waited_for, "waited for")] {
-        let what = |size: &str| format!("memory: {size} names {what}");
-        let mut curve = curve.rows(what, Unit::KiB, slope);
+        let mut curve = curve.rows(&format!("memory, by names {what}"), Unit::KiB, slope);
         if !arguments.common.is_quick {
             curve = with_goal(curve);
         }

@@ -101,13 +101,13 @@ pub(crate) async fn rows(arguments: Arguments) -> anyhow::Result<Vec<Row>> {
 
     let mut rows = vec![Row::of("round trip: `SELECT 1`".to_owned(), Unit::Ms, &least)];
     let slope = Slope { unit: "µs per name", times: 1e3 };
-    rows.extend(names.rows(|size| format!("heartbeat: {size} names held"), Unit::Ms, slope));
+    rows.extend(names.rows("heartbeat, by names held", Unit::Ms, slope));
     let slope = Slope { unit: "ms per 1,000 locks", times: 1e3 };
-    rows.extend(foreign.rows(|size| format!("heartbeat: {size} foreign locks"), Unit::Ms, slope));
+    rows.extend(foreign.rows("heartbeat, by foreign locks", Unit::Ms, slope));
     let added = |of: fn(&crate::curve::Point) -> &Spread| {
         (of(foreign.last()).median() - of(foreign.first()).median()).max(0.0)
     };
-    let metric = "heartbeat: what 10,000 foreign locks add".to_owned();
+    let metric = "heartbeat, by foreign locks: what 10,000 add".to_owned();
     let row = Row::new(metric, Unit::Ms, added(|point| &point.ours)).with_limit(added(|point| &point.limit));
     rows.push(row.with_goal(arguments.common.allow(Goal::AtMost(GOAL_MS))));
     Ok(rows)

@@ -59,7 +59,8 @@ pub(crate) async fn rows(arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     let seconds = now().saturating_sub(since).as_secs_f64();
     let mut told = Vec::new();
     for ((site, (from, before)), after) in sites.iter().zip(before).zip(after) {
-        let used = after.iter().map(|(pid, work)| *work - before.get(pid).copied().unwrap_or_default());
+        let used =
+            after.iter().map(|(pid, work)| work.saturating_sub(before.get(pid).copied().unwrap_or_default()));
         let lines = logged::since(site.server.log(), from);
         let statements = site.members.iter().map(|member| {
             let application = member.application();
@@ -168,16 +169,11 @@ fn judged(arguments: Arguments, told: &[Told]) -> Vec<Row> {
     for (at, what, interval) in [(0, "led", "heartbeat"), (1, "stood by for", "retry")] {
         let mut curve = Curve::at(&NAMES);
         curve.points.iter_mut().zip(of_names).for_each(|(point, told)| point.ours.push(told.statements[at]));
-        rows.extend(curve.rows(
-            |size| format!("statements of an idle Locker: {size} names {what}"),
-            STATEMENTS,
-            per_names,
-        ));
+        let what = format!("statements of an idle Locker, by names {what}");
+        rows.extend(curve.rows(&what, STATEMENTS, per_names));
         let (first, last) = (curve.first().ours.median(), curve.last().ours.median());
         let goal = ((first + 1.0 / INTERVAL.as_secs_f64()) * 1e4).round() / 1e4;
-        let metric = format!(
-            "statements of an idle Locker: 1,000 names {what}, at most those of 1 name + 1 per {interval} interval"
-        );
+        let metric = format!("{what}: 1,000, at most as 1 and one more per {interval} interval");
         rows.push(Row::new(metric, STATEMENTS, last).with_goal(Goal::AtMost(goal)));
     }
     let mut curve = Curve::at(arguments.lockers());
@@ -185,8 +181,7 @@ fn judged(arguments: Arguments, told: &[Told]) -> Vec<Row> {
         told.statements.iter().for_each(|&rate| point.ours.push(rate));
     }
     let per_locker = Slope { unit: "statements per s per Locker", times: 1.0 };
-    let what = |size: &str| format!("statements of each idle Locker: {size} Lockers on a server");
-    rows.extend(curve.rows(what, STATEMENTS, per_locker));
+    rows.extend(curve.rows("statements of an idle Locker, by Lockers on a server", STATEMENTS, per_locker));
     let busiest = sites.iter().flat_map(|told| &told.statements).copied().fold(0.0, f64::max);
     let metric = "statements of an idle Locker: the busiest one of all".to_owned();
     rows.push(Row::new(metric, STATEMENTS, busiest).with_goal(Goal::AtMost(1.0)));
@@ -196,10 +191,10 @@ fn judged(arguments: Arguments, told: &[Told]) -> Vec<Row> {
     let mut curve = Curve::at(&NAMES);
     curve.points.iter_mut().zip(of_names).for_each(|(point, told)| point.ours.push(told.processor));
     let slope = Slope { unit: "ms per s per 1,000 names", times: 1e3 };
-    rows.extend(curve.rows(|size| format!("{what}: {size} names led and stood by for"), PROCESSOR, slope));
+    rows.extend(curve.rows(&format!("{what}, by names led and stood by for"), PROCESSOR, slope));
     let mut curve = Curve::at(arguments.lockers());
     curve.points.iter_mut().zip(of_lockers).for_each(|(point, told)| point.ours.push(told.processor));
     let slope = Slope { unit: "ms per s per Locker", times: 1.0 };
-    rows.extend(curve.rows(|size| format!("{what}: {size} Lockers on it"), PROCESSOR, slope));
+    rows.extend(curve.rows(&format!("{what}, by Lockers on it"), PROCESSOR, slope));
     rows
 }

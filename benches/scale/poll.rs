@@ -9,7 +9,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::arguments::{Arguments, FOREIGN, NAMES};
 use crate::crowd::{self, Member, name};
-use crate::curve::{Curve, Slope};
+use crate::curve::{Curve, Point, Slope};
 use crate::heartbeat::{ELSEWHERE, LOCKS};
 use crate::logged::{self, Logged, TOLD};
 use crate::look::Plain;
@@ -18,9 +18,6 @@ use crate::support::postgres::{Cluster, Login};
 
 /// Far more often than by default, to see many of them: each is the same.
 const INTERVAL: Duration = Duration::from_millis(20);
-
-/// For how long they are looked at, each time.
-const WINDOW: Duration = Duration::from_secs(1);
 
 /// Names of the poll that is compared beside foreign locks: enough that it does something, and not so many that a little more
 /// would not show.
@@ -49,7 +46,7 @@ pub(crate) async fn rows(arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     for _ in 0..arguments.rounds() {
         for point in &mut names.points {
             let standby = place.standby(point.size).await?;
-            place.watch(&standby, point.size, &mut point.ours, &mut point.limit).await?;
+            place.watch(&standby, point.size, arguments.polls_window(), point).await?;
             standby.close().await?;
         }
         place.repeat(LEAST, arguments.looks(), &mut least).await?;
@@ -60,7 +57,7 @@ pub(crate) async fn rows(arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     for _ in 0..arguments.rounds() {
         for point in &mut foreign.points {
             holder.hold(point.size).await?;
-            place.watch(&standby, NAMES_BESIDE, &mut point.ours, &mut point.limit).await?;
+            place.watch(&standby, NAMES_BESIDE, arguments.polls_window(), point).await?;
         }
     }
     standby.close().await?;
@@ -70,11 +67,11 @@ pub(crate) async fn rows(arguments: Arguments) -> anyhow::Result<Vec<Row>> {
 
     let mut rows = vec![Row::of("the server's time for `SELECT 1`".to_owned(), Unit::Ms, &least)];
     let slope = Slope { unit: "µs per name", times: 1e3 };
-    rows.extend(names.rows(|size| format!("poll: {size} names stood by for"), Unit::Ms, slope));
+    rows.extend(names.rows("poll, by names stood by for", Unit::Ms, slope));
     let slope = Slope { unit: "µs per 1,000 locks", times: 1e6 };
-    let what = |size: &str| format!("poll of {NAMES_BESIDE} names: {size} foreign locks");
-    rows.extend(foreign.rows(what, Unit::Ms, slope));
-    let metric = format!("poll of {NAMES_BESIDE} names: beside 10,000 foreign locks, to beside none");
+    let what = format!("poll of {NAMES_BESIDE} names, by foreign locks");
+    rows.extend(foreign.rows(&what, Unit::Ms, slope));
+    let metric = format!("{what}: 10,000 to none");
     let row = Row::of(metric, Unit::Ms, &foreign.last().ours).with_limit(foreign.first().ours.median());
     rows.push(row.with_goal(arguments.common.allow(Goal::TimesAtMost(GOAL))));
     Ok(rows)
@@ -93,23 +90,19 @@ impl Place {
         &mut self,
         standby: &Member,
         names: u32,
-        ours: &mut Spread,
-        limit: &mut Spread,
+        window: Duration,
+        point: &mut Point,
     ) -> anyhow::Result<()> {
         let from = self.server.log().len();
-        tokio::time::sleep(WINDOW).await;
+        tokio::time::sleep(window).await;
         let application = standby.application();
-        let is_poll = |it: &Logged| it.application == application && it.text.contains(ASKS);
+        let is_poll = |it: &Logged| it.application == application && asked_for(&it.text) == Some(names);
         let polls: Vec<Logged> = logged::since(self.server.log(), from).into_iter().filter(is_poll).collect();
-        let text = polls.last().context("nobody has polled")?.text.clone();
-        anyhow::ensure!(asked_for(&text) == names, "a poll asks for {} names", asked_for(&text));
-        // Those that register first have another text.
-        let mut count = 0;
-        for poll in polls.iter().filter(|poll| poll.text == text) {
-            ours.push(poll.ms);
-            count += 1;
+        let text = &polls.last().context("nobody has polled for all of the names")?.text;
+        for poll in &polls {
+            point.ours.push(poll.ms);
         }
-        self.repeat(&text, count, limit).await
+        self.repeat(text, polls.len(), &mut point.limit).await
     }
 
     /// What the server takes for the same text on a plain connection.
@@ -126,11 +119,9 @@ impl Place {
     }
 }
 
-/// What a message has in which a name is asked for.
-const ASKS: &str = "SELECT 'a', v.n";
-
-/// For how many names it asks: a row of values for each.
-fn asked_for(text: &str) -> u32 {
-    let rows = text.split_once(ASKS).map(|(_, asks)| asks.matches("),(").count() + 1);
-    rows.and_then(|rows| rows.try_into().ok()).unwrap_or_default()
+/// For how many names a message asks, if it asks for any: a row of values for each.
+fn asked_for(text: &str) -> Option<u32> {
+    let values =
+        text.contains("SELECT 'a'").then(|| text.split_once("(VALUES (")?.1.split_once(") v(")).flatten()?.0;
+    (values.matches("),(").count() + 1).try_into().ok()
 }

@@ -1,6 +1,7 @@
 //! What is measured, and in which order.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use leasehold::{Locker, Options};
 use sqlx::postgres::PgConnectOptions;
@@ -36,16 +37,21 @@ fn play(role: &str, url: &str, further: &[String]) -> anyhow::Result<()> {
     })
 }
 
+/// What is measured now, and since when.
+fn tell(since: Duration, what: &str) {
+    eprintln!("{:4} s: {what}", now().saturating_sub(since).as_secs());
+}
+
 async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let (since, load_before) = (now(), load()?);
     let mut rows = Vec::new();
-    eprintln!("idle Lockers");
+    tell(since, "idle Lockers");
     rows.extend(idle::rows(arguments).await?);
-    eprintln!("heartbeats");
+    tell(since, "heartbeats");
     rows.extend(heartbeat::rows(arguments).await?);
-    eprintln!("polls");
+    tell(since, "polls");
     rows.extend(poll::rows(arguments).await?);
-    eprintln!("memory");
+    tell(since, "memory");
     rows.extend(growth::rows(arguments).await?);
 
     let version: String = Cluster::new().admin().one("SHOW server_version");
