@@ -31,7 +31,9 @@ pub(crate) fn main() -> anyhow::Result<ExitCode> {
 fn play(role: &str, url: &str, further: &[String]) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let locker = Locker::postgres(url.parse::<PgConnectOptions>()?, Options::default())?;
-        anyhow::ensure!(memory::play(role, &locker, further).await?, "there is no {role}");
+        let is_played =
+            memory::play(role, &locker, further).await? || growth::play(role, &locker, further).await?;
+        anyhow::ensure!(is_played, "there is no {role}");
         locker.close().await;
         Ok(())
     })

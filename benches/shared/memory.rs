@@ -62,7 +62,7 @@ async fn wait_for_many(locker: &Locker, count: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn resident() -> anyhow::Result<f64> {
+pub(crate) fn resident() -> anyhow::Result<f64> {
     let kib = Memory::of(getpid())?.rss;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     Ok(kib as f64)
