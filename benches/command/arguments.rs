@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use crate::common::Common;
 
 pub(crate) const USAGE: &str = "\
 usage: cargo bench --features cli --bench command -- [--quick] [--json] [--allowance FACTOR]
@@ -17,49 +17,32 @@ without leasehold. Prints a Markdown table. Exits with 1 if a goal is missed.
 
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
-    pub(crate) is_quick: bool,
-    pub(crate) is_json: bool,
-    pub(crate) allowance: f64,
+    pub(crate) common: Common,
 }
 
 impl Arguments {
     /// `None` is a cry for help.
-    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Option<Self>> {
-        let mut parsed = Self { is_quick: false, is_json: false, allowance: 1.0 };
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "-h" | "--help" => return Ok(None),
-                "--quick" => parsed.is_quick = true,
-                "--json" => parsed.is_json = true,
-                "--allowance" => {
-                    let factor = arguments.next().context("--allowance needs a number")?;
-                    parsed.allowance = factor.parse().context("--allowance needs a number")?;
-                    ensure!(parsed.allowance >= 1.0, "an allowance is at least 1");
-                }
-                // Cargo says that to every bench.
-                "--bench" => {}
-                other => bail!("there is no {other}\n{USAGE}"),
-            }
-        }
-        Ok(Some(parsed))
+    pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> anyhow::Result<Option<Self>> {
+        let common = Common::parse(arguments, USAGE, |_, _| Ok(false))?;
+        Ok(common.map(|common| Self { common }))
     }
 
     pub(crate) const fn starts(self) -> usize {
-        if self.is_quick { 15 } else { 50 }
+        if self.common.is_quick { 15 } else { 50 }
     }
 
     pub(crate) const fn hand_overs(self) -> usize {
-        if self.is_quick { 5 } else { 20 }
+        if self.common.is_quick { 5 } else { 20 }
     }
 
     /// How long idle processes are left alone before they are looked at: past the first heartbeat after the start, which
     /// is 5 s, and where there is time past the 10 s for which tokio keeps a thread that has no more work.
     pub(crate) const fn settling(self) -> Duration {
-        Duration::from_secs(if self.is_quick { 6 } else { 12 })
+        Duration::from_secs(if self.common.is_quick { 6 } else { 12 })
     }
 
     /// For how long they are looked at: a whole number of heartbeats.
     pub(crate) const fn window(self) -> Duration {
-        Duration::from_secs(if self.is_quick { 10 } else { 30 })
+        Duration::from_secs(if self.common.is_quick { 10 } else { 30 })
     }
 }

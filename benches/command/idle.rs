@@ -49,7 +49,7 @@ pub(crate) fn warm_work(place: &Place, arguments: Arguments) -> anyhow::Result<R
     let work = (after.0 - wrapper) + (after.1 - guard);
     let percent = work.cpu.as_secs_f64() / seconds * 100.0 * interval.as_secs_f64() / HEARTBEAT.as_secs_f64();
     let metric = format!("processor, {}, leader: sum, warm", place.label);
-    Ok(Row::new(metric, Unit::Percent, percent).with_goal(Goal::Below(GOAL_PERCENT * arguments.allowance)))
+    Ok(Row::new(metric, Unit::Percent, percent).with_goal(arguments.common.allow(Goal::Below(GOAL_PERCENT))))
 }
 
 /// `leasehold run` and its guard.
@@ -106,7 +106,7 @@ pub(crate) fn work(places: &[Place], arguments: Arguments) -> anyhow::Result<Vec
             let row = Row::new(format!("processor, {what}: {who}"), Unit::Percent, percent(work));
             row.with_limit(percent(plain))
         };
-        rows.push(cpu("wrapper", wrapper).with_goal(Goal::Below(GOAL_PERCENT * arguments.allowance)));
+        rows.push(cpu("wrapper", wrapper).with_goal(arguments.common.allow(Goal::Below(GOAL_PERCENT))));
         rows.push(cpu("guard", guard));
         rows.push(cpu("sum", wrapper + guard));
         let wakes = Row::new(format!("wake-ups, {what}: sum"), Unit::PerSecond, per_second(wrapper + guard));

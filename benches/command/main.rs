@@ -17,6 +17,9 @@
 #[cfg(target_os = "linux")]
 mod arguments;
 #[cfg(target_os = "linux")]
+#[path = "../shared/common.rs"]
+mod common;
+#[cfg(target_os = "linux")]
 mod hand_over;
 #[cfg(target_os = "linux")]
 mod idle;
@@ -33,6 +36,7 @@ mod run;
 #[cfg(target_os = "linux")]
 mod start;
 #[cfg(target_os = "linux")]
+#[path = "../shared/usage.rs"]
 mod usage;
 
 /// The tests' servers, without the tests.

@@ -48,5 +48,5 @@ fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
         load()?,
         now().saturating_sub(since).as_secs(),
     );
-    Ok(report::publish(&rows, &summary, arguments.is_json))
+    Ok(report::publish(&rows, &summary, arguments.common.is_json))
 }

@@ -24,7 +24,7 @@ const WITH_DELAY: usize = 3;
 pub(crate) fn rows(place: &Place, arguments: Arguments) -> anyhow::Result<Vec<Row>> {
     if place.sql().is_none() {
         let [start, end] = figures(place, place.label, &[], arguments.starts())?;
-        return Ok(vec![start.with_goal(Goal::Below(GOAL_MS * arguments.allowance)), end]);
+        return Ok(vec![start.with_goal(arguments.common.allow(Goal::Below(GOAL_MS))), end]);
     }
     // On a server it depends on the way there, so there is no goal. And nobody there knows how the last leader ended:
     // a start waits as a takeover does.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 
-use crate::report::Goal;
+use crate::common::Common;
 
 pub(crate) const USAGE: &str = "\
 usage: cargo bench --bench locks [--features redis] -- [--quick] [--json] [--allowance FACTOR] [--store STORE]
@@ -44,64 +44,40 @@ impl Store {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
-    pub(crate) is_quick: bool,
-    pub(crate) is_json: bool,
-    allowance: f64,
+    pub(crate) common: Common,
     only: Option<Store>,
 }
 
 impl Arguments {
     /// `None` is a cry for help.
-    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Option<Self>> {
-        let mut parsed = Self { is_quick: false, is_json: false, allowance: 1.0, only: None };
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "-h" | "--help" => return Ok(None),
-                "--quick" => parsed.is_quick = true,
-                "--json" => parsed.is_json = true,
-                "--allowance" => {
-                    let factor = arguments.next().context("--allowance needs a number")?;
-                    parsed.allowance = factor.parse().context("--allowance needs a number")?;
-                    ensure!(parsed.allowance >= 1.0, "an allowance is at least 1");
-                }
-                "--store" => {
-                    let store = arguments.next().context("--store needs a store")?;
-                    parsed.only = Some(Store::parse(&store)?);
-                }
-                // Cargo says that to every bench.
-                "--bench" => {}
-                other => bail!("there is no {other}\n{USAGE}"),
+    pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> anyhow::Result<Option<Self>> {
+        let mut only = None;
+        let common = Common::parse(arguments, USAGE, |argument, further| {
+            if argument == "--store" {
+                let store = further.next().context("--store needs a store")?;
+                only = Some(Store::parse(&store)?);
             }
-        }
-        Ok(Some(parsed))
+            Ok(argument == "--store")
+        })?;
+        Ok(common.map(|common| Self { common, only }))
     }
 
     pub(crate) fn has(self, store: Store) -> bool {
         self.only.is_none_or(|only| only == store)
     }
 
-    /// A goal for time.
-    pub(crate) fn allow(self, goal: Goal) -> Goal {
-        match goal {
-            Goal::Below(goal) => Goal::Below(goal * self.allowance),
-            Goal::AtMost(goal) => Goal::AtMost(goal * self.allowance),
-            Goal::TimesAtMost(goal) => Goal::TimesAtMost(goal * self.allowance),
-            Goal::TimesAtLeast(goal) => Goal::TimesAtLeast(goal / self.allowance),
-        }
-    }
-
     /// Of each figure and its limit, in turn.
     pub(crate) const fn rounds(self) -> usize {
-        if self.is_quick { 2 } else { 5 }
+        if self.common.is_quick { 2 } else { 5 }
     }
 
     /// How many cycles in a row make one round.
     pub(crate) const fn cycles(self) -> u32 {
-        if self.is_quick { 500 } else { 3_000 }
+        if self.common.is_quick { 500 } else { 3_000 }
     }
 
     /// For how long cycles or commits are counted.
     pub(crate) const fn window(self) -> Duration {
-        Duration::from_secs(if self.is_quick { 1 } else { 3 })
+        Duration::from_secs(if self.common.is_quick { 1 } else { 3 })
     }
 }

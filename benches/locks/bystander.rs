@@ -60,7 +60,7 @@ pub(crate) async fn rows(server: &Cluster, arguments: Arguments) -> anyhow::Resu
     let other = Row::of(format!("{what}, beside as many `SELECT 1` as go"), Unit::PerSecond, &beside_locks);
     let statements = Row::of("statements beside the bystander".to_owned(), Unit::PerSecond, &rates);
     Ok([
-        judged.with_limit(beside_plain.median()).with_goal(arguments.allow(Goal::TimesAtLeast(0.9))),
+        judged.with_limit(beside_plain.median()).with_goal(arguments.common.allow(Goal::TimesAtLeast(0.9))),
         other.with_limit(beside_rush.median()),
         statements.with_limit(plain_rates.median()),
     ])

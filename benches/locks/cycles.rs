@@ -61,7 +61,7 @@ pub(crate) async fn one_by_one(server: &Cluster, arguments: Arguments) -> anyhow
     plain.close().await?;
     locker.close().await;
     let row = Row::spread("cycle of `try_with`".to_owned(), &ours, &limit);
-    Ok(if arguments.is_quick { row } else { row.with_goal(Goal::TimesAtMost(1.25)) })
+    Ok(if arguments.common.is_quick { row } else { row.with_goal(Goal::TimesAtMost(1.25)) })
 }
 
 pub(crate) async fn at_once(server: &Cluster, arguments: Arguments) -> anyhow::Result<[Row; 2]> {
@@ -81,7 +81,7 @@ pub(crate) async fn at_once(server: &Cluster, arguments: Arguments) -> anyhow::R
     let judged = Row::of(what.clone(), Unit::PerSecond, &ours).with_limit(pooled.median());
     let other =
         Row::of(format!("{what}, beside {CONNECTIONS} that own a connection each"), Unit::PerSecond, &ours);
-    let judged = if arguments.is_quick { judged } else { judged.with_goal(Goal::TimesAtLeast(8.0)) };
+    let judged = if arguments.common.is_quick { judged } else { judged.with_goal(Goal::TimesAtLeast(8.0)) };
     Ok([judged, other.with_limit(owned.median())])
 }
 

@@ -52,6 +52,6 @@ pub(crate) async fn rows(server: &Cluster, arguments: Arguments) -> anyhow::Resu
     connection.close().await?;
     locker.close().await;
     let fence = Row::spread("fence".to_owned(), &ours, &limit);
-    let fence = if arguments.is_quick { fence } else { fence.with_goal(Goal::TimesAtMost(1.25)) };
+    let fence = if arguments.common.is_quick { fence } else { fence.with_goal(Goal::TimesAtMost(1.25)) };
     Ok([fence, Row::spread("cycle of `try_with`, fenced".to_owned(), &with_term, &without)])
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::Locker;
+use leasehold::{Locker, Options};
 
 use crate::arguments::Arguments;
 use crate::child::{self, Other};
@@ -15,6 +15,14 @@ const NAME: &str = "handed over";
 
 /// Advisory locks held shared are those of sessions that wait.
 const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'";
+
+/// The role of the other process.
+pub(crate) const WAITS: &str = "waits";
+
+/// Only what is pushed counts, not what is polled for.
+pub(crate) fn options() -> anyhow::Result<Options> {
+    Ok("retry_interval=1h".parse()?)
+}
 
 /// The other process: waits whenever it is told to, and tells when it has got in; in nanoseconds.
 pub(crate) async fn wait_in_turn(locker: &Locker) -> anyhow::Result<()> {
@@ -29,9 +37,9 @@ pub(crate) async fn wait_in_turn(locker: &Locker) -> anyhow::Result<()> {
 }
 
 pub(crate) async fn rows(server: &Cluster, arguments: Arguments) -> anyhow::Result<[Row; 2]> {
-    let locker = Locker::postgres(server.options(), child::options()?)?;
+    let locker = Locker::postgres(server.options(), options()?)?;
     let lock = locker.lock(NAME);
-    let mut other = Other::start("waits", &server.url("postgres", "", "postgres"))?;
+    let mut other = Other::start(WAITS, &server.url("postgres", "", "postgres"), &[])?;
     let (mut ours, mut limit) = (Spread::default(), Spread::default());
     for _ in 0..arguments.rounds().div_ceil(2) {
         let target = server.options();
@@ -55,7 +63,7 @@ pub(crate) async fn rows(server: &Cluster, arguments: Arguments) -> anyhow::Resu
     let compared = Row::spread(what.to_owned(), &ours, &limit);
     let alone = Row::of(format!("{what}, at all"), Unit::Ms, &ours);
     Ok([
-        compared.with_goal(arguments.allow(Goal::TimesAtMost(2.0))),
-        alone.with_goal(arguments.allow(Goal::AtMost(5.0))),
+        compared.with_goal(arguments.common.allow(Goal::TimesAtMost(2.0))),
+        alone.with_goal(arguments.common.allow(Goal::AtMost(5.0))),
     ])
 }

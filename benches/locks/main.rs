@@ -19,7 +19,11 @@ mod arguments;
 #[cfg(target_os = "linux")]
 mod bystander;
 #[cfg(target_os = "linux")]
+#[path = "../shared/child.rs"]
 mod child;
+#[cfg(target_os = "linux")]
+#[path = "../shared/common.rs"]
+mod common;
 #[cfg(target_os = "linux")]
 mod cycles;
 #[cfg(target_os = "linux")]
@@ -28,6 +32,12 @@ mod fences;
 mod hand_over;
 #[cfg(target_os = "linux")]
 mod holding;
+#[cfg(target_os = "linux")]
+#[path = "../shared/look.rs"]
+mod look;
+#[cfg(target_os = "linux")]
+#[path = "../shared/memory.rs"]
+mod memory;
 #[cfg(target_os = "linux")]
 #[path = "../shared/raw.rs"]
 mod raw;
@@ -39,6 +49,10 @@ mod redis_cycles;
 mod report;
 #[cfg(target_os = "linux")]
 mod run;
+#[cfg(target_os = "linux")]
+#[path = "../shared/usage.rs"]
+#[allow(dead_code, reason = "shared with another bench")]
+mod usage;
 
 /// The tests' servers, without the tests.
 #[cfg(target_os = "linux")]

@@ -207,5 +207,5 @@ fn row(
 ) -> Row {
     let place = place.name();
     let row = Row::of(format!("{what}, {place}"), unit, ours).with_limit(limit.median());
-    if arguments.is_quick { row } else { row.with_goal(goal) }
+    if arguments.common.is_quick { row } else { row.with_goal(goal) }
 }

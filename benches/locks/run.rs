@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+use leasehold::Locker;
+use sqlx::postgres::PgConnectOptions;
+
 use crate::arguments::{Arguments, Store, USAGE};
 #[cfg(feature = "redis")]
 use crate::redis_cycles;
@@ -9,15 +12,17 @@ use crate::report::{self, BUILD, Row, load, table};
 use crate::support::postgres::{Cluster, Login};
 #[cfg(feature = "redis")]
 use crate::support::redis::Server;
-use crate::{bystander, child, cycles, fences, hand_over, holding, now};
+use crate::{bystander, cycles, fences, hand_over, holding, memory, now};
 
 /// More than the plain connections of all that is compared.
 const MAX_CONNECTIONS: &str = "max_connections=500";
 
 pub(crate) fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let ["child", role, url] = &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        child::play(role, url)?;
+    if let [child, role, url, further @ ..] = &arguments[..]
+        && child == "child"
+    {
+        play(role, url, further)?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(arguments) = Arguments::parse(arguments.into_iter())? else {
@@ -26,6 +31,20 @@ pub(crate) fn main() -> anyhow::Result<ExitCode> {
     };
     // As a service has it.
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(measure(arguments))
+}
+
+/// As another process.
+fn play(role: &str, url: &str, further: &[String]) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+        let locker = Locker::postgres(url.parse::<PgConnectOptions>()?, hand_over::options()?)?;
+        if role == hand_over::WAITS {
+            hand_over::wait_in_turn(&locker).await?;
+        } else {
+            anyhow::ensure!(memory::play(role, &locker, further).await?, "there is no {role}");
+        }
+        locker.close().await;
+        Ok(())
+    })
 }
 
 async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -49,7 +68,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<ExitCode> {
         load()?,
         now().saturating_sub(since).as_secs(),
     );
-    Ok(report::publish(&rows, &summary, arguments.is_json))
+    Ok(report::publish(&rows, &summary, arguments.common.is_json))
 }
 
 /// Tells what server it was.

@@ -15,6 +15,8 @@ pub(crate) enum Unit {
     PerSecond,
     Sessions,
     RoundTrips,
+    /// Of one bench alone; the greatest is the worst.
+    Other(&'static str),
 }
 
 impl Unit {
@@ -27,6 +29,7 @@ impl Unit {
             Self::PerSecond => "per s",
             Self::Sessions => "sessions",
             Self::RoundTrips => "round trips",
+            Self::Other(text) => text,
         }
     }
 }
@@ -43,6 +46,10 @@ impl Spread {
 
     pub(crate) fn push(&mut self, value: f64) {
         self.0.push(value);
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(crate) fn median(&self) -> f64 {

@@ -1,10 +1,13 @@
-//! The figures that were published: see `benches/failover`, `benches/command` and `benches/locks`.
+//! The figures that were published: see `benches/failover`, `benches/command`, `benches/locks` and `benches/scale`;
+//! and the report of `scripts/bench`.
 
 use serde_json::Value;
 
 const LINES: &str = include_str!("../../docs/figures/failover.jsonl");
 const COMMAND_LINES: &str = include_str!("../../docs/figures/command.jsonl");
 const LOCK_LINES: &str = include_str!("../../docs/figures/locks.jsonl");
+const SCALE_LINES: &str = include_str!("../../docs/figures/scale.jsonl");
+const REPORT: &str = include_str!("../../docs/figures/report.md");
 const README: &str = include_str!("../../README.md");
 
 /// What the bench measures, in its order.
@@ -73,20 +76,81 @@ fn the_readme_has_a_row_for_every_goal_of_the_command_line() {
     }
 }
 
-#[test]
-fn the_readme_has_a_row_for_every_goal_of_critical_sections() {
-    let lines = lines(LOCK_LINES);
+/// Those with a goal, of which each is called reached where it was.
+fn judged(lines: &[Value]) -> Vec<&Value> {
     let judged: Vec<&Value> = lines.iter().filter(|line| line["goal"].is_number()).collect();
-    assert!(judged.len() >= 9, "{judged:?}");
-    for line in judged {
+    for line in &judged {
         let number = |of: &str| line[of].as_f64();
         let is_reached = match line["goal_is"].as_str() {
+            Some("value below") => number("value") < number("goal"),
             Some("value at most") => number("value") <= number("goal"),
             Some("ratio at most") => number("ratio") <= number("goal"),
             Some("ratio at least") => number("ratio") >= number("goal"),
             other => panic!("a goal that is {other:?}"),
         };
         assert_eq!(line["ok"].as_bool(), Some(is_reached), "{line}");
-        is_told(line);
+    }
+    judged
+}
+
+#[test]
+fn the_readme_has_a_row_for_every_goal_of_critical_sections() {
+    let lines = lines(LOCK_LINES);
+    let judged = judged(&lines);
+    assert!(judged.len() >= 9, "{judged:?}");
+    judged.into_iter().for_each(is_told);
+}
+
+/// What the report has of a bench.
+fn section(bench: &str) -> Option<&'static str> {
+    REPORT.split("\n## ").find_map(|section| section.strip_prefix(&format!("{bench}\n")))
+}
+
+/// The report has each figure, once, and says whether its goal was reached.
+fn is_reported(line: &Value, section: &str) {
+    let metric = line["metric"].as_str().unwrap();
+    let rows: Vec<&str> = section.lines().filter(|row| row.starts_with(&format!("| {metric} | "))).collect();
+    let [row] = rows[..] else { panic!("{metric}: {rows:?}") };
+    let word = match line["ok"].as_bool() {
+        Some(true) => "yes",
+        Some(false) => "NO",
+        None => "-",
+    };
+    assert!(row.ends_with(&format!("| {word} |")), "{line} is {row}");
+}
+
+#[test]
+fn the_report_has_a_row_for_every_figure_of_scale_and_its_goals_are_those_that_were_set() {
+    let lines = lines(SCALE_LINES);
+    let section = section("scale").expect("the report is of all benches, or of this one");
+    lines.iter().for_each(|line| is_reported(line, section));
+    let judged = judged(&lines);
+    let goal = |metric: &str| {
+        let of = judged.iter().find(|line| line["metric"].as_str() == Some(metric));
+        of.unwrap_or_else(|| panic!("{metric} has no goal"))["goal"].as_f64()
+    };
+    let statements = "statements of an idle Locker";
+    for (what, interval) in [("led", "heartbeat"), ("stood by for", "retry")] {
+        let one = lines.iter().find(|line| line["metric"] == format!("{statements}, by names {what}: 1"));
+        let one = one.unwrap()["value"].as_f64().unwrap();
+        let most = goal(&format!(
+            "{statements}, by names {what}: 1,000, at most as 1 and one more per {interval} interval"
+        ));
+        assert!((most.unwrap() - one - 0.2).abs() < 0.001, "{what}: {most:?}, {one}");
+    }
+    assert_eq!(goal(&format!("{statements}: the busiest one of all")), Some(1.0));
+    assert_eq!(goal("heartbeat, by foreign locks: what 10,000 add"), Some(20.0));
+    assert_eq!(goal("poll of 100 names, by foreign locks: 10,000 to none"), Some(1.1));
+    for what in ["locks held", "locks waited for", "names led", "names stood by for"] {
+        assert_eq!(goal(&format!("memory, by {what}: slope")), Some(2.0));
+    }
+}
+
+/// The report may be of some of the benches alone.
+#[test]
+fn what_the_report_has_of_other_benches_is_what_their_lines_say() {
+    for (bench, text) in [("command", COMMAND_LINES), ("locks", LOCK_LINES)] {
+        let Some(section) = section(bench) else { continue };
+        lines(text).iter().for_each(|line| is_reported(line, section));
     }
 }

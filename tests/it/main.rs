@@ -8,6 +8,8 @@
 
 mod api;
 mod bad_input;
+#[cfg(target_os = "linux")]
+mod bench_script;
 mod blocking;
 #[cfg(all(target_os = "linux", feature = "cli", feature = "postgres"))]
 mod command_children;

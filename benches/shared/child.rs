@@ -5,29 +5,7 @@ use std::fmt::Display;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context as _, bail};
-use leasehold::{Locker, Options};
-
-use crate::{hand_over, holding};
-
-pub(crate) fn play(role: &str, url: &str) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        let locker = Locker::postgres(url.parse::<sqlx::postgres::PgConnectOptions>()?, options()?)?;
-        match role {
-            "waits" => hand_over::wait_in_turn(&locker).await?,
-            "holds-many" => holding::hold_many(&locker).await?,
-            "waits-for-many" => holding::wait_for_many(&locker).await?,
-            other => bail!("there is no {other}"),
-        }
-        locker.close().await;
-        Ok(())
-    })
-}
-
-/// Only what is pushed counts, not what is polled for.
-pub(crate) fn options() -> anyhow::Result<Options> {
-    Ok("retry_interval=1h".parse()?)
-}
+use anyhow::Context as _;
 
 /// Waits until it is told to go on. False at the end.
 pub(crate) fn go_on() -> anyhow::Result<bool> {
@@ -48,9 +26,9 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    pub(crate) fn start(role: &str, url: &str) -> anyhow::Result<Self> {
+    pub(crate) fn start(role: &str, url: &str, further: &[String]) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["child", role, url]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["child", role, url]).args(further).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let input = child.stdin.take();
         let lines = BufReader::new(child.stdout.take().context("it has a standard output")?);
