@@ -98,3 +98,7 @@ pub mod several {}
 ///
 /// [`Lease::fence_sql`](crate::Lease::fence_sql), [`Locker::at`](crate::Locker::at), [`Key::of`](crate::Key::of).
 pub mod older_sqlx {}
+
+/// [verbs]: crate::guide::verbs
+#[doc = include_str!("../docs/compared.md")]
+pub mod compared {}
