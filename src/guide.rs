@@ -28,6 +28,7 @@ pub mod verbs {}
 /// [`Lease::cancellation`](crate::Lease::cancellation).
 pub mod overlap {}
 
+/// [overlap]: crate::guide::overlap
 #[doc = include_str!("../docs/fencing.md")]
 ///
 /// # See
@@ -67,6 +68,7 @@ pub mod kubernetes {}
 /// [`Every`](crate::Every), [`Crashed`](crate::Crashed).
 pub mod moving {}
 
+/// [end]: crate::guide::operating#to-make-somebody-else-lead
 /// [fencing]: crate::guide::fencing
 #[doc = include_str!("../docs/testing.md")]
 #[cfg_attr(feature = "testing", doc = "\n# See\n\n[`Memory`](crate::Memory).")]
