@@ -62,7 +62,9 @@
 //!    the job.
 //!
 //! [`Options::bounds`] gives the figures, and [`Locker::bounds`] what of them holds on the store at hand. What can still
-//! overlap, and how that is made harmless, is the guide on [fencing](guide::fencing).
+//! overlap is [a guide](guide::overlap), and how that is made harmless is the one on [fencing](guide::fencing). [More of
+//! them](guide) say which verb to choose, what works behind a pooler, how to run it on Kubernetes, operate it, test a job,
+//! and move from other locks.
 //!
 //! # What it does not do
 //!

@@ -47,6 +47,7 @@ mod fencing;
 #[cfg(all(target_os = "linux", feature = "postgres"))]
 mod fencing_examples;
 mod figures;
+mod guides;
 mod handover;
 mod health;
 mod leaving;

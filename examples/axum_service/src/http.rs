@@ -38,8 +38,8 @@ pub fn router(app: App) -> Router {
         .route("/payments", post(new_payment))
         .route("/payments/{id}", get(payment))
         .route("/leader", get(leader))
-        .route("/health/live", get(live))
-        .route("/health/ready", get(ready))
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .with_state(app)
 }

@@ -4,7 +4,7 @@
 //! DATABASE_URL=postgres://app@localhost/app LISTEN=127.0.0.1:8080 cargo run
 //! curl -X POST localhost:8080/payments         # any replica takes it; the leader settles it
 //! curl localhost:8080/leader                   # who is that?
-//! curl localhost:8080/health/live              # also /health/ready, /metrics
+//! curl localhost:8080/livez              # also /readyz, /metrics
 //! ```
 //!
 //! `LEASEHOLD_OPTIONS` sets intervals: `retry_interval=1s,stop_grace=2s`.
@@ -61,7 +61,7 @@ async fn main() -> anyhow::Result<()> {
         ended = &mut reconciler => Some(ended),
     };
 
-    // The order matters. First: no new requests from the balancer, which asks /health/ready.
+    // The order matters. First: no new requests from the balancer, which asks /readyz.
     info!("shutting down");
     shutdown.cancel();
     // The job finishes the payment at hand; then its lease is released, and another replica leads at once. Requests are

@@ -185,12 +185,12 @@ async fn the_scrape_is_what_the_guide_says() {
 async fn an_outage_of_the_store_is_told_by_readiness_and_not_by_liveness() {
     let mut cluster = Cluster::new();
     let service = Service::start(&cluster);
-    until("it is ready", || service.status("/health/ready") == Some(200)).await;
+    until("it is ready", || service.status("/readyz") == Some(200)).await;
     cluster.stop(Stop::Immediate).await;
-    until("it is not ready", || service.status("/health/ready") == Some(503)).await;
-    assert_eq!(service.status("/health/live"), Some(200));
+    until("it is not ready", || service.status("/readyz") == Some(503)).await;
+    assert_eq!(service.status("/livez"), Some(200));
     cluster.start().await;
-    until("it is ready again", || service.status("/health/ready") == Some(200)).await;
+    until("it is ready again", || service.status("/readyz") == Some(200)).await;
     service.until_settled(service.pay()).await;
 }
 
@@ -212,8 +212,8 @@ async fn a_shutdown_finishes_the_work_at_hand_before_it_hands_over() {
     until("it waits for the table", || watch.one::<i64>(waits) == 1).await;
 
     leader.terminate();
-    until("it is not ready", || leader.status("/health/ready") == Some(503)).await;
-    assert_eq!((leader.status("/health/live"), leader.leads().as_deref()), (Some(200), Some("1")));
+    until("it is not ready", || leader.status("/readyz") == Some(503)).await;
+    assert_eq!((leader.status("/livez"), leader.leads().as_deref()), (Some(200), Some("1")));
     assert_eq!(standby.json("/leader")["leader"], of_leader, "not before the work is done");
     assert_eq!(standby.leads().as_deref(), Some("0"));
     admin.sql("COMMIT");
