@@ -167,10 +167,11 @@ impl Candidate {
             };
             let is_begun = term.is_held(clock::now());
             let returned = if is_begun {
-                let stop = async {
+                // Pinned here, since what a future is handed it has room for twice.
+                let stop = pin!(async {
                     term.stop(self.stops.next().await, clock::now());
                     seat.draining(&term);
-                };
+                });
                 attend(job(seat.lease(&term)), &term, seat.address(), stop).await
             } else {
                 None
@@ -239,7 +240,10 @@ impl Stops {
 
     async fn eligible_is(&self, wanted: bool) {
         let comes = match self.eligible.clone() {
-            Some(mut eligible) => eligible.wait_for(|now| *now == wanted).await.is_ok(),
+            // On the heap, since few have that, and every run would have room for it.
+            Some(mut eligible) => {
+                Box::pin(async move { eligible.wait_for(|now| *now == wanted).await.is_ok() }).await
+            }
             None => wanted,
         };
         if !comes {

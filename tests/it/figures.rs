@@ -123,7 +123,9 @@ fn is_reported(line: &Value, section: &str) {
 fn the_report_has_a_row_for_every_figure_of_scale_and_its_goals_are_those_that_were_set() {
     let lines = lines(SCALE_LINES);
     let section = section("scale").expect("the report is of all benches, or of this one");
-    lines.iter().for_each(|line| is_reported(line, section));
+    for line in &lines {
+        is_reported(line, section);
+    }
     let judged = judged(&lines);
     let goal = |metric: &str| {
         let of = judged.iter().find(|line| line["metric"].as_str() == Some(metric));
@@ -151,6 +153,8 @@ fn the_report_has_a_row_for_every_figure_of_scale_and_its_goals_are_those_that_w
 fn what_the_report_has_of_other_benches_is_what_their_lines_say() {
     for (bench, text) in [("command", COMMAND_LINES), ("locks", LOCK_LINES)] {
         let Some(section) = section(bench) else { continue };
-        lines(text).iter().for_each(|line| is_reported(line, section));
+        for line in &lines(text) {
+            is_reported(line, section);
+        }
     }
 }
