@@ -129,7 +129,7 @@ impl Candidate {
     /// assert_eq!(swept, Some(42));
     /// # Ok(()) }
     /// ```
-    pub async fn run<T, E, F, Fut>(self, job: F) -> Result<Option<T>, RunError<E>>
+    pub async fn run<T, E, F, Fut>(self, mut job: F) -> Result<Option<T>, RunError<E>>
     where
         F: FnMut(Lease) -> Fut,
         Fut: Future<Output = Result<T, E>>,
@@ -144,22 +144,24 @@ impl Candidate {
         if self.locker.closing.is_cancelled() {
             return Ok(None);
         }
-        let seat = self.locker.seat(&self.name, self.takeover_delay, self.stops.until.clone())?;
+        let mut seat = self.locker.seat(&self.name, self.takeover_delay, self.stops.until.clone())?;
         let span = info_span!("run", name = %self.name);
-        self.serve(seat, job).instrument(span).await
+        self.serve(&mut seat, &mut job).instrument(span).await
     }
 
     /// Stand by, lead, and again. The one place where a job ends before its lease is released: `attend` drops the
     /// job's future before it returns, `ended` comes after it, and the seat, which gives up the lease when it is
     /// dropped, outlives both.
-    async fn serve<T, E, F, Fut>(mut self, mut seat: Seat, mut job: F) -> Result<Option<T>, RunError<E>>
+    ///
+    /// It borrows, since a future has room twice for what it hands over to another one.
+    async fn serve<T, E, F, Fut>(&self, seat: &mut Seat, job: &mut F) -> Result<Option<T>, RunError<E>>
     where
         F: FnMut(Lease) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
         let mut again = Again::AtOnce;
         loop {
-            let term = match self.stand_by(&mut seat, again).await {
+            let term = match self.stand_by(seat, again).await {
                 Standby::Granted(term) => term,
                 Standby::Stopped => return Ok(None),
                 Standby::Refused(error) => return Err(RunError::Refused(error)),
@@ -182,6 +184,9 @@ impl Candidate {
                 let (number, identity) = (term.number, &self.locker.options.identity);
                 warn!(term = number, %identity, "the job was dropped: it did not stop within {why}");
             }
+            if let Some(returned) = &returned {
+                term.job.get_or_init(|| returned.is_ok());
+            }
             let Some(parting) = seat.ended(&term).await else { return Err(RunError::Driver) };
             again = Again::AtOnce;
             match (parting, returned) {
@@ -198,7 +203,7 @@ impl Candidate {
         }
     }
 
-    async fn stand_by(&mut self, seat: &mut Seat, mut again: Again) -> Standby {
+    async fn stand_by(&self, seat: &mut Seat, mut again: Again) -> Standby {
         loop {
             if self.stops.is_stopped() {
                 // Without so much as a question: nobody is to win what nobody wants.

@@ -202,6 +202,9 @@ impl Meter {
             for cause in CAUSES {
                 self.transition(name, "lost", cause).increment(0);
             }
+            for reason in [FAILED, DROPPED] {
+                self.transition(name, "released", reason).increment(0);
+            }
             self.overruns(Kind::Lease, name.to_string()).increment(0);
         }
     }
@@ -336,8 +339,8 @@ impl Begun {
         }
     }
 
-    /// The lease is over.
-    pub(crate) fn ended(self, reason: &Reason) {
+    /// The lease is over; its job has returned well, or not, or has not returned at all.
+    pub(crate) fn ended(self, reason: &Reason, job: Option<bool>) {
         #[cfg(feature = "metrics")]
         match &self.what {
             What::Leading(name) => {
@@ -346,7 +349,14 @@ impl Begun {
                     Reason::Closed => ("released", "close"),
                     Reason::SteppedDown => ("released", "step_down"),
                     Reason::Ineligible => ("released", "ineligible"),
-                    Reason::Ended => ("released", "job_ended"),
+                    Reason::Ended => (
+                        "released",
+                        match job {
+                            Some(true) => "job_ended",
+                            Some(false) => FAILED,
+                            None => DROPPED,
+                        },
+                    ),
                     Reason::Lost(cause) => ("lost", label(cause)),
                 };
                 self.meter.transition(name, transition, reason).increment(1);
@@ -404,6 +414,14 @@ impl Drop for Asking {
         .record(clock::now().saturating_duration_since(self.since));
     }
 }
+
+/// The job returned an error.
+#[cfg(feature = "metrics")]
+const FAILED: &str = "job_failed";
+
+/// The job panicked, or the future of its run was dropped.
+#[cfg(feature = "metrics")]
+const DROPPED: &str = "job_dropped";
 
 #[cfg(feature = "metrics")]
 const REFUSED: &str = "refused";

@@ -176,7 +176,8 @@ impl Options {
         self
     }
 
-    /// Sets what this process is called in logs and in the store. Default `host:pid-suffix`, the suffix random.
+    /// Sets what this process is called in logs and in the store. Default `host:pid-suffix`, the suffix random;
+    /// of a long host name its end.
     #[must_use]
     pub fn identity(mut self, identity: impl Into<String>) -> Self {
         self.identity = identity.into();
@@ -511,14 +512,19 @@ fn text(duration: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(duration)
 }
 
-/// `host:pid-suffix`, cut to what every store can show. The suffix tells apart Lockers of one process, and processes
-/// of different containers that have the same host name and pid.
+/// `host:pid-suffix`, cut to what every store can show: at the front, since pods of one deployment differ at the end. The
+/// suffix tells apart Lockers of one process, and processes of different containers that have the same host name and pid.
 fn default_identity() -> String {
+    identity_on(&host_name())
+}
+
+fn identity_on(host: &str) -> String {
     let suffix: u32 = rand::make_rng::<rand::rngs::StdRng>().random();
     let process = format!(":{}-{suffix:08x}", std::process::id());
-    let host = host_name();
-    let host = host.chars().map(|c| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '-' });
-    host.take(MAX_IDENTITY_BYTES - process.len()).collect::<String>() + &process
+    let host: Vec<char> =
+        host.chars().map(|c| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '-' }).collect();
+    let too_long = host.len().saturating_sub(MAX_IDENTITY_BYTES - process.len());
+    host[too_long..].iter().collect::<String>() + &process
 }
 
 #[cfg(unix)]
@@ -536,6 +542,19 @@ mod tests {
     use super::*;
 
     type Setter = fn(Options) -> Options;
+
+    /// What tells pods apart stands at the end of a host's name.
+    #[test]
+    fn a_default_identity_keeps_the_end_of_a_long_host_name() {
+        let identities = ["x2x4k", "zz9qq"].map(|pod| {
+            let identity = identity_on(&format!("payments-réconciler-production-eu-7d9c8b6f5d-{pod}"));
+            assert_eq!(identity.len(), MAX_IDENTITY_BYTES);
+            identity.split_once(':').unwrap().0.to_owned()
+        });
+        assert!(identities[0].ends_with("r-production-eu-7d9c8b6f5d-x2x4k"), "{identities:?}");
+        assert_ne!(identities[0], identities[1]);
+        assert!(identity_on("web-1").starts_with("web-1:"));
+    }
 
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)

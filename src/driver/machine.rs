@@ -225,6 +225,7 @@ impl<H: Clone> Machine<H> {
             Phase::Held { held, term, before, .. } => {
                 // Where its deadline has passed unnoticed, it was lost: who asks is told so by nobody's answer.
                 let done = done.filter(|_| term.is_held(now));
+                candidate::tell_lost(&term, &self.options.identity, now);
                 term.finish(now);
                 let release = Release::new(held, &candidate.place, &term, done);
                 self.releases.push(if before.is_some() { release.unused() } else { release });
@@ -326,6 +327,7 @@ impl<H: Clone> Machine<H> {
                 // Its deadline passed unnoticed, or it was lost before: the result does not count. What the store
                 // may still have is released all the same.
                 if let Phase::Held { held, term, .. } = phase {
+                    candidate::tell_lost(&term, &self.options.identity, now);
                     self.releases.push(Release::new(held, &candidate.place, &term, None));
                 }
                 done.send(Parting::Lost).ok();

@@ -111,6 +111,8 @@ pub(crate) struct Term {
     pub(crate) renewed: Notify,
     /// Made on first use.
     pub(crate) token: OnceCell<FencingToken>,
+    /// Whether its job returned well. Set before it is told that the job has ended, if it has returned at all.
+    pub(crate) job: OnceLock<bool>,
     /// Whoever asked wanted it to be able to fence transactions.
     pub(crate) is_fenced: bool,
     /// By what it does. Set before it begins, where the store has transactions.
@@ -166,6 +168,7 @@ impl Term {
             lost: CancellationToken::new(),
             renewed: Notify::new(),
             token: OnceCell::new(),
+            job: OnceLock::new(),
             is_fenced: place.is_fenced(),
             fence: OnceLock::new(),
             options,
@@ -282,7 +285,7 @@ impl Term {
         self.lost.cancel();
         // After those who have to stop were told.
         if let (Some(begun), Some(reason)) = (begun, reason) {
-            begun.ended(&reason);
+            begun.ended(&reason, self.job.get().copied());
         }
     }
 

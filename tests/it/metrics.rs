@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{CancellationToken, Lease, LockError, Locker, Memory, Options, Slot};
+use leasehold::{CancellationToken, Lease, LockError, Locker, Memory, Options, RunError, Slot};
 
 use crate::support::scrape::Scrape;
 use crate::support::{Log, Member, Stage, on_every_store, quick, sleepy, until};
@@ -169,6 +169,33 @@ async fn waiting_for_locks_is_told_by_kind_and_outcome() {
 
 fn reads_key() -> leasehold::Key {
     leasehold::Key::of(leasehold::Kind::RwLock, "catalogue")
+}
+
+/// M-02: a job that failed, and one that panicked, are told from one that has ended.
+#[tokio::test(start_paused = true)]
+async fn how_a_job_ended_is_told_by_the_reason_of_its_release() {
+    Scrape::set_up();
+    let locker = Locker::memory(&Memory::new(), quick("a")).unwrap();
+    let name = "ends badly";
+    let count = |reason| {
+        let labels = [("name", name), ("transition", "released"), ("reason", reason)];
+        Scrape::now().sum("leasehold_transitions_total", &labels)
+    };
+    let failed = locker.run(name, async |_: Lease| Err::<(), _>("it failed")).await;
+    assert!(matches!(failed, Err(RunError::Job("it failed"))), "{failed:?}");
+    assert_eq!((count("job_failed"), count("job_dropped"), count("job_ended")), (Some(1.0), Some(0.0), None));
+    let of_task = locker.clone();
+    let panics = tokio::spawn(async move {
+        of_task.run(name, async |_: Lease| -> Result<(), Infallible> { panic!("it panicked") }).await
+    });
+    assert!(panics.await.unwrap_err().is_panic());
+    let ended = locker.run(name, async |_: Lease| Ok::<_, Infallible>(())).await;
+    assert_eq!(ended.unwrap(), Some(()));
+    assert_eq!(
+        (count("job_failed"), count("job_dropped"), count("job_ended")),
+        (Some(1.0), Some(1.0), Some(1.0))
+    );
+    locker.close().await;
 }
 
 /// M-05: a job that blocks its thread past its grace.

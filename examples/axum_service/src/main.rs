@@ -7,7 +7,8 @@
 //! curl localhost:8080/livez              # also /readyz, /metrics
 //! ```
 //!
-//! `LEASEHOLD_OPTIONS` sets intervals: `retry_interval=1s,stop_grace=2s`.
+//! `LEASEHOLD_STORE` is the URL for the leases, if it is not that of the pool: the same database, where the pool goes through a
+//! pooler in transaction mode. `LEASEHOLD_OPTIONS` sets intervals: `retry_interval=1s,drain_timeout=10s`.
 
 mod http;
 mod payments;
@@ -17,7 +18,7 @@ use std::env;
 use anyhow::Context as _;
 use leasehold::{CancellationToken, Locker, Options};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
-use sqlx::postgres::PgPoolOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
@@ -36,12 +37,14 @@ async fn main() -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let url = env::var("DATABASE_URL").context("DATABASE_URL is not set")?;
-    let pool = PgPoolOptions::new().connect(&url).await.context("the database")?;
+    // PgBouncer refuses that option as it is delivered.
+    let target = url.parse::<PgConnectOptions>()?.extra_float_digits(None);
+    let pool = PgPoolOptions::new().connect_with(target).await.context("the database")?;
     // A job that hangs must not hold up a deployment: after 20 s its future is dropped, and its lease released.
     let options = env::var("LEASEHOLD_OPTIONS").unwrap_or_else(|_| "drain_timeout=20s".to_owned());
     let options: Options = options.parse().context("LEASEHOLD_OPTIONS")?;
     // One session for everything that this process coordinates; it takes no connection from the pool.
-    let locker = Locker::postgres(pool.connect_options(), options)?;
+    let locker = Locker::at(&env::var("LEASEHOLD_STORE").unwrap_or(url), options)?;
     payments::make_table(&locker, &pool).await?;
 
     let (shutdown, serving) = (CancellationToken::new(), CancellationToken::new());

@@ -1,4 +1,7 @@
 //! Payments: taken by every replica, settled by the one that leads.
+//!
+//! Queries are not `persistent`: through a pooler in transaction mode, a statement that was prepared is on a connection that
+//! others use. Without such a pooler leave that out.
 
 use std::time::Duration;
 
@@ -37,6 +40,7 @@ pub async fn make_table(locker: &Locker, pool: &PgPool) -> anyhow::Result<()> {
                 settled int NOT NULL DEFAULT 0
             )",
         )
+        .persistent(false)
         .execute(pool)
         .await
         .context("the table of payments")?;
@@ -46,12 +50,13 @@ pub async fn make_table(locker: &Locker, pool: &PgPool) -> anyhow::Result<()> {
 }
 
 pub async fn add(pool: &PgPool) -> sqlx::Result<i64> {
-    sqlx::query_scalar("INSERT INTO payments DEFAULT VALUES RETURNING id").fetch_one(pool).await
+    let query = sqlx::query_scalar("INSERT INTO payments DEFAULT VALUES RETURNING id");
+    query.persistent(false).fetch_one(pool).await
 }
 
 pub async fn get(pool: &PgPool, id: i64) -> sqlx::Result<Option<Payment>> {
     let query = sqlx::query_as("SELECT settled_by, settled FROM payments WHERE id = $1").bind(id);
-    let row = query.fetch_optional(pool).await?;
+    let row = query.persistent(false).fetch_optional(pool).await?;
     Ok(row.map(|(settled_by, settled)| Payment { id, settled_by, settled }))
 }
 
@@ -98,6 +103,7 @@ async fn settle_next(lease: &Lease, pool: &PgPool, identity: &str) -> anyhow::Re
          WHERE id = (SELECT id FROM payments WHERE settled_by IS NULL ORDER BY id LIMIT 1)",
     )
     .bind(identity)
+    .persistent(false)
     .execute(&mut *tx)
     .await?;
     tx.commit().await?;

@@ -19,7 +19,7 @@ mod support {
     pub(crate) use self::wait::{eventually, now, until};
 }
 
-use support::postgres::{Cluster, Stop};
+use support::postgres::{Cluster, PgBouncer, PoolMode, Stop};
 use support::{eventually, until};
 
 /// Intervals so short that nobody waits for them.
@@ -34,8 +34,14 @@ struct Service {
 
 impl Service {
     fn start(cluster: &Cluster) -> Self {
+        Self::with(&cluster.url("postgres", "", "postgres"), cluster)
+    }
+
+    /// Its pool goes by a URL of its own.
+    fn with(pool: &str, cluster: &Cluster) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_axum_service"))
-            .env("DATABASE_URL", cluster.url("postgres", "", "postgres"))
+            .env("DATABASE_URL", pool)
+            .env("LEASEHOLD_STORE", cluster.url("postgres", "", "postgres"))
             .env("LEASEHOLD_OPTIONS", QUICK)
             .env("LISTEN", "127.0.0.1:0")
             .stdout(Stdio::piped())
@@ -140,6 +146,20 @@ async fn payments_that_any_replica_takes_are_settled_by_the_leader() {
     }
     assert_eq!(leader.status("/payments/4711"), Some(404));
     assert_eq!((leader.leads().as_deref(), standby.leads().as_deref()), (Some("1"), Some("0")));
+}
+
+/// Two replicas on one server connection of a pooler in transaction mode, in turn; their leases go past it.
+#[tokio::test]
+async fn the_pool_may_go_through_a_pooler_in_transaction_mode() {
+    let cluster = Cluster::new();
+    let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, 1);
+    let services = [(); 2].map(|()| Service::with(&pooler.url(), &cluster));
+    for _ in 0..3 {
+        for service in &services {
+            let settled = service.until_settled(service.pay()).await;
+            assert_eq!(settled["settled"], 1);
+        }
+    }
 }
 
 /// M-08: the endpoint for Prometheus: every metric that has happened, with its help and type, in the text format.

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::driver::command::Place;
-use crate::driver::term::{OVERRUN_MARGIN, State, Term};
+use crate::driver::term::{OVERRUN_MARGIN, Reason, State, Term};
 use crate::error::LossCause;
 use crate::options::Options;
 use crate::store::{Blocker, Holder};
@@ -116,12 +116,8 @@ impl<H> Candidate<H> {
     /// Ends the term that it holds, if it holds one.
     pub(super) fn lose(&mut self, cause: &LossCause, identity: &str, now: Instant) {
         let Phase::Held { term, before, .. } = &self.phase else { return };
-        let sqlstate = match cause {
-            LossCause::Closed { sqlstate, .. } => sqlstate.as_deref(),
-            _ => None,
-        };
         term.lose(cause.clone(), now);
-        warn!(name = %term.name, term = term.number, %identity, %cause, sqlstate, "lost");
+        tell_lost(term, identity, now);
         if before.is_some() {
             // Its job has not started, and its run has not heard of the term: nobody to wait for.
             self.place.show(State::Standby);
@@ -133,6 +129,19 @@ impl<H> Candidate<H> {
             self.phase = Phase::Lost { term: Arc::clone(term), overrun_at, overrun: false };
         }
     }
+}
+
+/// Tells in the log that a term is lost, if it is: whoever was first to see that gave the cause.
+pub(super) fn tell_lost(term: &Term, identity: &str, now: Instant) {
+    if term.is_held(now) {
+        return;
+    }
+    let Some(Reason::Lost(cause)) = term.reason() else { return };
+    let sqlstate = match &cause {
+        LossCause::Closed { sqlstate, .. } => sqlstate.as_deref(),
+        _ => None,
+    };
+    warn!(name = %term.name, term = term.number, %identity, %cause, sqlstate, "lost");
 }
 
 impl Refusals {

@@ -64,6 +64,41 @@ fn freed() -> Freed {
 
 const BUSY: Answer<u32> = Answer::Busy { registered: true };
 
+/// What `f` logs.
+fn logged(f: impl FnOnce()) -> String {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).with_writer(std::sync::Mutex::new(writer)).finish();
+    tracing::subscriber::with_default(subscriber, f);
+    std::io::read_to_string(&mut reader).unwrap()
+}
+
+/// F-28: nobody has looked at the clock before the job ended, or its run was dropped: the loss is told, once, with its cause.
+#[test]
+fn a_deadline_that_passed_unnoticed_is_told_as_a_loss() {
+    for is_dropped in [false, true] {
+        let (mut machine, now) = machine(Options::default());
+        let (term, _state) = lead(&mut machine, 1, "job", now);
+        let late = term.deadline();
+        assert!(!term.is_held(late), "its run has seen it");
+        let log = logged(|| {
+            let (done, _) = oneshot::channel();
+            machine.on_command(
+                if is_dropped {
+                    Command::Leave(1, None)
+                } else {
+                    Command::Ended { id: 1, term: term.number, done }
+                },
+                late,
+            );
+            machine.on_session_lost(&LossCause::Deadline, late);
+        });
+        let told: Vec<_> = log.lines().filter(|line| line.contains(" lost ")).collect();
+        assert_eq!(told.len(), 1, "{log}");
+        assert!(told[0].contains("WARN") && told[0].contains("the deadline passed before"), "{log}");
+    }
+}
+
 /// F-06: any number of names is asked for in one statement.
 #[test]
 fn names_that_wait_are_asked_for_in_one_statement() {
