@@ -1,7 +1,8 @@
 //! The service as it runs: two processes, on a PostgreSQL server that the test starts and stops.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -227,4 +228,34 @@ async fn a_shutdown_finishes_the_work_at_hand_before_it_hands_over() {
         of_leader.as_str().unwrap()
     );
     until("its session is gone", || watch.one::<i64>(&sessions) == 0).await;
+}
+
+/// It ends when it is told to, whatever somebody who connected to it does not do.
+#[tokio::test]
+async fn half_a_request_keeps_nobody_from_ending() {
+    let cluster = Cluster::new();
+    let service = Service::start(&cluster);
+    let mut connection = TcpStream::connect(&service.address).unwrap();
+    connection.write_all(b"GET /livez HTTP/1.1\r\nHo").unwrap();
+    // Whoever connected later is answered: so that one has been let in.
+    assert_eq!(service.status("/livez"), Some(200));
+    service.terminate();
+    assert!(service.ended().await.success());
+}
+
+/// It ends at once while it waits for a database that takes connections, and then does not say a word.
+#[tokio::test]
+async fn a_service_that_waits_for_its_database_can_be_told_to_end() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://app@{}/app", silent.local_addr().unwrap());
+    let process = Command::new(env!("CARGO_BIN_EXE_axum_service"))
+        .env("DATABASE_URL", url)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let http = ureq::Agent::new_with_defaults();
+    let service = Service { process, address: String::new(), http };
+    let (_connection, _) = silent.accept().unwrap();
+    service.terminate();
+    assert!(service.ended().await.success());
 }
