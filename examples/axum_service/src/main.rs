@@ -27,9 +27,10 @@ use tracing::{info, warn};
 /// Seconds: from what a healthy store takes to what a lease does not survive.
 const BUCKETS: [f64; 7] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0];
 
-/// How long those who are being served have when the service ends: one who sends half a request, and then nothing, would
-/// keep it for ever.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How long those who are being served have when the service ends, and then the pool: one who sends half a request, and then
+/// nothing, would keep it for ever, as would a statement that waits for a lock. With the drain timeout this is less than the
+/// 30 s after which Kubernetes kills.
+const DRAIN: Duration = Duration::from_secs(3);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -82,7 +83,9 @@ async fn main() -> anyhow::Result<()> {
     // Nobody uses the session any more.
     locker.close().await;
     // Last, what all of them have used.
-    tokio::time::timeout(DRAIN, pool.close()).await.ok();
+    if tokio::time::timeout(DRAIN, pool.close()).await.is_err() {
+        warn!("the database is still busy for this process after {DRAIN:?}, and is left");
+    }
     reconciled?
 }
 

@@ -35,9 +35,13 @@ struct Service {
 
 impl Service {
     fn start(cluster: &Cluster) -> Self {
+        Self::start_with(cluster, QUICK)
+    }
+
+    fn start_with(cluster: &Cluster, options: &str) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_axum_service"))
             .env("DATABASE_URL", cluster.url("postgres", "", "postgres"))
-            .env("LEASEHOLD_OPTIONS", QUICK)
+            .env("LEASEHOLD_OPTIONS", options)
             .env("LISTEN", "127.0.0.1:0")
             .stdout(Stdio::piped())
             .spawn()
@@ -258,4 +262,23 @@ async fn a_service_that_waits_for_its_database_can_be_told_to_end() {
     let (_connection, _) = silent.accept().unwrap();
     service.terminate();
     assert!(service.ended().await.success());
+}
+
+/// A job that hangs in a statement is dropped, and the process ends though the server goes on with that statement.
+#[tokio::test]
+async fn a_statement_that_hangs_keeps_nobody_from_ending() {
+    let cluster = Cluster::new();
+    let service = Service::start_with(&cluster, &format!("{QUICK},drain_timeout=500ms"));
+    let admin = cluster.admin();
+    admin.sql("BEGIN");
+    admin.sql("LOCK TABLE payments IN SHARE MODE");
+    admin.sql("INSERT INTO payments DEFAULT VALUES");
+    let watch = support::postgres::Admin::new(cluster.options());
+    let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payments'::regclass";
+    until("it waits for the table", || watch.one::<i64>(waits) == 1).await;
+    service.terminate();
+    assert!(service.ended().await.success());
+    admin.sql("COMMIT");
+    until("what it waited for has come to nothing", || watch.one::<i64>(waits) == 0).await;
+    assert_eq!(watch.one::<i64>("SELECT count(*) FROM payments WHERE settled > 0"), 0);
 }

@@ -226,8 +226,9 @@ impl Stage {
             #[cfg(all(unix, feature = "postgres"))]
             Self::Postgres(postgres) => {
                 let admin = postgres.database.admin();
-                let sessions = admin.backends(&format!("leasehold/{identity}"));
-                sessions.into_iter().for_each(|pid| admin.terminate(pid));
+                for pid in admin.backends(&format!("leasehold/{identity}")) {
+                    admin.terminate(pid);
+                }
             }
             #[cfg(all(unix, feature = "redis"))]
             Self::Redis(server) | Self::Cluster(server) => {
