@@ -120,6 +120,7 @@ impl<S: Store> Driver<S> {
         if self.session.is_none() && self.store.has_leftovers() {
             let connecting = tokio::time::timeout(self.options.query_timeout, self.store.connect());
             self.session = connecting.await.ok().and_then(Result::ok);
+            self.open = self.session.is_some().then(|| self.meter.connected());
         }
         if let Some(session) = self.session.take() {
             let in_time = tokio::time::timeout(self.options.query_timeout, session.end()).await.is_ok();
@@ -256,6 +257,13 @@ impl<S: Store> Driver<S> {
         let Some(at) = self.inbox.machine.lost_jobs_until() else { return };
         let ended = |inbox: &Inbox<S>| inbox.machine.lost_jobs_until().is_none();
         self.inbox.meanwhile(clock::sleep_until(at), ended).await.ok();
+    }
+}
+
+/// Dropped in the middle, with the runtime that it runs on: nobody renews what it has, and its session is about to go.
+impl<S: Store> Drop for Driver<S> {
+    fn drop(&mut self) {
+        self.inbox.machine.on_session_lost(&LossCause::Driver, clock::now());
     }
 }
 

@@ -8,7 +8,11 @@
 )]
 
 #[cfg(feature = "metrics")]
-use std::sync::Arc;
+use std::collections::BTreeMap;
+#[cfg(feature = "metrics")]
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "metrics")]
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,8 +27,35 @@ use crate::name::{Kind, Name};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meter {
     #[cfg(feature = "metrics")]
-    store: Arc<str>,
+    store: Arc<Told>,
 }
+
+/// What this process has of one store, all its Lockers together: gauges are set to that. Were they counted up and down, a recorder
+/// that is installed after a term has begun would be wrong for good; and a Locker that has lost a name would take the deadline from
+/// another one that leads it by then.
+#[cfg(feature = "metrics")]
+#[derive(Debug, Default)]
+struct Told {
+    address: Arc<str>,
+    tally: Mutex<Tally>,
+}
+
+#[cfg(feature = "metrics")]
+#[derive(Debug, Default)]
+struct Tally {
+    sessions: u32,
+    held: BTreeMap<&'static str, u32>,
+    /// By name, of each term: until when its lease is trusted.
+    leading: BTreeMap<Name, BTreeMap<u64, f64>>,
+}
+
+/// Those that Lockers are told of.
+#[cfg(feature = "metrics")]
+static STORES: Mutex<Vec<Weak<Told>>> = Mutex::new(Vec::new());
+
+/// Tells terms apart, those of several Lockers too.
+#[cfg(feature = "metrics")]
+static NEXT_TERM: AtomicU64 = AtomicU64::new(0);
 
 /// A session that is open. Dropped, it is open no more.
 #[derive(Debug)]
@@ -36,6 +67,8 @@ pub(crate) struct Open(Meter);
 pub(crate) struct Begun {
     meter: Meter,
     what: What,
+    #[cfg(feature = "metrics")]
+    id: u64,
 }
 
 #[derive(Debug)]
@@ -156,7 +189,7 @@ impl Meter {
         }
         let meter = Self {
             #[cfg(feature = "metrics")]
-            store: store.into(),
+            store: Told::of(store),
         };
         meter.begin_at_zero();
         meter
@@ -182,23 +215,56 @@ impl Meter {
             for kind in [Kind::Lock, Kind::RwLock] {
                 self.overruns(kind, String::new()).increment(0);
             }
-            metrics::gauge!(names::SESSIONS, "store" => self.store()).increment(0.0);
+            self.sessions(|sessions| sessions);
         }
     }
 
     #[cfg(feature = "metrics")]
     fn store(&self) -> metrics::SharedString {
-        Arc::clone(&self.store).into()
+        Arc::clone(&self.store.address).into()
+    }
+
+    /// The recorder is told while this is locked, or it would not be told in order.
+    #[cfg(feature = "metrics")]
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.store.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(feature = "metrics")]
+    fn sessions(&self, change: impl FnOnce(u32) -> u32) {
+        let mut tally = self.tally();
+        tally.sessions = change(tally.sessions);
+        metrics::gauge!(names::SESSIONS, "store" => self.store()).set(tally.sessions);
+    }
+
+    #[cfg(feature = "metrics")]
+    fn held(&self, kind: Kind, change: impl FnOnce(u32) -> u32) {
+        let mut tally = self.tally();
+        let held = tally.held.entry(kind.label()).or_default();
+        *held = change(*held);
+        metrics::gauge!(names::HELD, "store" => self.store(), "kind" => kind.label()).set(*held);
+    }
+
+    /// The deadlines of the terms of a name, as they are after a change.
+    #[cfg(feature = "metrics")]
+    fn leading(&self, name: &Name, change: impl FnOnce(&mut BTreeMap<u64, f64>)) {
+        let mut tally = self.tally();
+        let mut terms = tally.leading.remove(name).unwrap_or_default();
+        change(&mut terms);
+        let count = u32::try_from(terms.len()).unwrap_or(u32::MAX);
+        let deadline = terms.values().copied().fold(0.0, f64::max);
+        metrics::gauge!(names::LEADING, "store" => self.store(), "name" => name.to_string()).set(count);
+        metrics::gauge!(names::DEADLINE, "store" => self.store(), "name" => name.to_string()).set(deadline);
+        if count > 0 {
+            tally.leading.insert(name.clone(), terms);
+        }
     }
 
     /// A candidate takes its seat: that it does not lead is told from the start.
     pub(crate) fn enlisted(&self, name: &Name) {
         #[cfg(feature = "metrics")]
         {
-            metrics::gauge!(names::LEADING, "store" => self.store(), "name" => name.to_string())
-                .increment(0.0);
-            metrics::gauge!(names::DEADLINE, "store" => self.store(), "name" => name.to_string())
-                .increment(0.0);
+            self.leading(name, |_| ());
             for cause in CAUSES {
                 self.transition(name, "lost", cause).increment(0);
             }
@@ -215,19 +281,20 @@ impl Meter {
             Purpose::Run(_) => What::Leading(place.name.clone()),
             Purpose::Section(_) => What::Section(place.kind),
         };
-        let begun = Begun { meter: self.clone(), what };
+        let begun = Begun {
+            meter: self.clone(),
+            what,
+            #[cfg(feature = "metrics")]
+            id: NEXT_TERM.fetch_add(1, Ordering::Relaxed),
+        };
         #[cfg(feature = "metrics")]
         match &begun.what {
             What::Leading(name) => {
-                metrics::gauge!(names::LEADING, "store" => self.store(), "name" => name.to_string())
-                    .increment(1.0);
                 let reason = if term.is_handed_over { "handed_over" } else { "vacant" };
                 self.transition(name, "acquired", reason).increment(1);
                 begun.renewed(term.deadline());
             }
-            What::Section(kind) => {
-                metrics::gauge!(names::HELD, "store" => self.store(), "kind" => kind.label()).increment(1.0);
-            }
+            What::Section(kind) => self.held(*kind, |held| held.saturating_add(1)),
         }
         begun
     }
@@ -270,7 +337,7 @@ impl Meter {
     pub(crate) fn connected(&self) -> Open {
         #[cfg(feature = "metrics")]
         {
-            metrics::gauge!(names::SESSIONS, "store" => self.store()).increment(1.0);
+            self.sessions(|sessions| sessions.saturating_add(1));
             metrics::counter!(names::OPENED, "store" => self.store()).increment(1);
         }
         Open(self.clone())
@@ -312,6 +379,21 @@ impl Meter {
     }
 }
 
+#[cfg(feature = "metrics")]
+impl Told {
+    /// That of this address, which all Lockers over it share.
+    fn of(address: &str) -> Arc<Self> {
+        let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.retain(|told| told.strong_count() > 0);
+        let known = stores.iter().filter_map(Weak::upgrade).find(|told| &*told.address == address);
+        known.unwrap_or_else(|| {
+            let told = Arc::new(Self { address: address.into(), tally: Mutex::default() });
+            stores.push(Arc::downgrade(&told));
+            told
+        })
+    }
+}
+
 impl Outcome {
     const ALL: [Self; 6] = [Self::Ok, Self::Error, Self::Panic, Self::Dropped, Self::Crashed, Self::Skipped];
 
@@ -334,8 +416,8 @@ impl Begun {
         #[cfg(feature = "metrics")]
         if let What::Leading(name) = &self.what {
             let left = deadline.saturating_duration_since(clock::now());
-            metrics::gauge!(names::DEADLINE, "store" => self.meter.store(), "name" => name.to_string())
-                .set((Duration::from_micros(clock::wall_micros()) + left).as_secs_f64());
+            let deadline = (Duration::from_micros(clock::wall_micros()) + left).as_secs_f64();
+            self.meter.leading(name, |terms| _ = terms.insert(self.id, deadline));
         }
     }
 
@@ -383,23 +465,16 @@ impl Asking {
 #[cfg(feature = "metrics")]
 impl Drop for Open {
     fn drop(&mut self) {
-        metrics::gauge!(names::SESSIONS, "store" => self.0.store()).decrement(1.0);
+        self.0.sessions(|sessions| sessions.saturating_sub(1));
     }
 }
 
 #[cfg(feature = "metrics")]
 impl Drop for Begun {
     fn drop(&mut self) {
-        let store = self.meter.store();
         match &self.what {
-            What::Leading(name) => {
-                metrics::gauge!(names::LEADING, "store" => store.clone(), "name" => name.to_string())
-                    .decrement(1.0);
-                metrics::gauge!(names::DEADLINE, "store" => store, "name" => name.to_string()).set(0.0);
-            }
-            What::Section(kind) => {
-                metrics::gauge!(names::HELD, "store" => store, "kind" => kind.label()).decrement(1.0);
-            }
+            What::Leading(name) => self.meter.leading(name, |terms| _ = terms.remove(&self.id)),
+            What::Section(kind) => self.meter.held(*kind, |held| held.saturating_sub(1)),
         }
     }
 }
@@ -448,6 +523,64 @@ const fn label(cause: &LossCause) -> &'static str {
 #[cfg(all(test, feature = "metrics"))]
 mod tests {
     use super::*;
+
+    use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+    use tokio::sync::{mpsc, watch};
+
+    use crate::driver::command::Run;
+    use crate::driver::term::Shown;
+    use crate::name::Key;
+    use crate::options::Options;
+
+    /// A term of a Locker over this store, which is trusted for so many seconds from now on.
+    fn began(store: &Meter, seconds: u64) -> Begun {
+        let (grants, shown) = (mpsc::unbounded_channel().0, watch::Sender::new(Shown::NOBODY));
+        let run = Run { takeover_delay: Duration::ZERO, shutdown: None, grants, shown };
+        let (key, purpose) = (Key::of(Kind::Lease, "job"), Purpose::Run(run));
+        let place = Place { id: 1, name: "job".into(), key, kind: Kind::Lease, purpose };
+        let now = clock::now();
+        let deadline = now + Duration::from_secs(seconds);
+        store.began(&place, &Term::new(&place, (1, false), now, deadline, Arc::new(Options::default())))
+    }
+
+    fn value(recorder: &PrometheusRecorder, metric: &str) -> Option<f64> {
+        let text = recorder.handle().render();
+        let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{")))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// M-01: what a recorder was not told, since it came later, does not make it wrong for good.
+    #[test]
+    fn a_recorder_that_is_installed_late_is_right_from_the_next_heartbeat_on() {
+        let meter = Meter::new("installed late");
+        let (session, term) = (meter.connected(), began(&meter, 20));
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            term.renewed(clock::now() + Duration::from_secs(20));
+            assert_eq!(value(&recorder, names::LEADING), Some(1.0));
+            term.ended(&Reason::Ended, Some(true));
+            assert_eq!(value(&recorder, names::LEADING), Some(0.0));
+            drop(session);
+            assert_eq!(value(&recorder, names::SESSIONS), Some(0.0));
+        });
+    }
+
+    /// M-01: of two Lockers of one process, one leads before the other has noticed that it does so no more.
+    #[test]
+    fn the_end_of_a_term_does_not_take_the_deadline_of_the_next_one() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            let (a, b) = (Meter::new("two lockers"), Meter::new("two lockers"));
+            let (earlier, later) = (began(&a, 10), began(&b, 20));
+            assert_eq!(value(&recorder, names::LEADING), Some(2.0));
+            let deadline = value(&recorder, names::DEADLINE);
+            earlier.ended(&Reason::Lost(LossCause::Gone), None);
+            assert_eq!(value(&recorder, names::LEADING), Some(1.0));
+            assert_eq!(value(&recorder, names::DEADLINE), deadline);
+            later.ended(&Reason::Ended, Some(true));
+            assert_eq!(value(&recorder, names::DEADLINE), Some(0.0));
+        });
+    }
 
     /// M-07: the guide's table has every metric with its type and its text, and no other.
     #[test]

@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{CancellationToken, Lease, LockError, Locker, Memory, Options, RunError, Slot};
+use leasehold::{CancellationToken, Lease, LockError, LockGuard, Locker, Memory, Options, RunError, Slot};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 
 use crate::support::scrape::Scrape;
 use crate::support::{Log, Member, Stage, on_every_store, quick, sleepy, until};
@@ -121,6 +123,29 @@ async fn sessions_heartbeats_and_polls_are_counted_by_store() {
     leader.stop().await.unwrap();
     locker.close().await;
     Scrape::until("leasehold_sessions", &store, 0.0).await;
+}
+
+/// M-03: the store's address is a label, and nothing of who asks there.
+#[cfg(all(feature = "postgres", feature = "redis"))]
+#[test]
+fn no_label_tells_users_or_passwords() {
+    Scrape::set_up();
+    let urls = [
+        "postgres://u5er:s3cret@shown-a:1,shown-b:2/db",
+        "postgres://shown-c/db?user=u5er&password=s3cret",
+        "postgres:///db?host=/tmp/shown-d&user=u5er&password=s3cret",
+        "postgres://u5er:s3%40cret%2F@shown-e/db?application_name=u5er",
+        "redis://u5er:s3cret@shown-f:1/3",
+        "redis://:s3cret@shown-g/",
+        "redis+cluster://u5er:s3cret@shown-h:1,shown-i:2",
+    ];
+    let lockers = urls.map(|url| Locker::at(url, Options::default()).unwrap());
+    let scrape = Scrape::now();
+    for host in 'a'..='i' {
+        assert!(scrape.has(&format!("shown-{host}")), "{host}: {}", scrape.text());
+    }
+    assert!(["u5er", "s3", "cret"].iter().all(|secret| !scrape.has(secret)), "{}", scrape.text());
+    drop(lockers);
 }
 
 /// M-04: how long was waited and what came of it, what is held, and what was lost; without the names, which may be as many
@@ -282,6 +307,118 @@ async fn a_run_that_is_dropped_leads_no_more() {
         leader.abort().await;
         Scrape::until("leasehold_leading", &[("name", &name)], 0.0).await;
         until("it is free", || stage.is_free(&name)).await;
+    })
+    .await;
+}
+
+/// M-01, M-02: a lease that somebody still has when the runtime is gone that its Locker ran on.
+#[test]
+fn a_lease_that_outlives_its_driver_is_lost_and_leads_no_more() {
+    Scrape::set_up();
+    let (memory, name) = (Memory::new(), "outlives its driver");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (kept, keeps) = mpsc::channel();
+    let leads = async {
+        let locker = Locker::memory(&memory, quick("a")).unwrap();
+        tokio::spawn(async move {
+            let job = async |lease: Lease| {
+                kept.send(lease.clone()).unwrap();
+                lease.cancelled().await;
+                Ok::<_, Infallible>(())
+            };
+            locker.run(name, job).await
+        });
+    };
+    runtime.block_on(leads);
+    let lease = keeps.recv().unwrap();
+    runtime.shutdown_timeout(Duration::from_mins(1));
+    let count = |transition| {
+        let labels = [("name", name), ("transition", transition)];
+        Scrape::now().sum("leasehold_transitions_total", &labels).unwrap_or_default()
+    };
+    assert_eq!(Scrape::now().sum("leasehold_leading", &[("name", name)]), Some(0.0));
+    assert_eq!(Scrape::now().sum("leasehold_deadline_timestamp_seconds", &[("name", name)]), Some(0.0));
+    assert!((count("acquired") - count("released") - count("lost")).abs() < f64::EPSILON);
+    assert!(!lease.is_held());
+}
+
+/// Ends terms and locks in every way that there is, at random instants, and begins them anew.
+async fn storm(stage: &Stage, locker: &Locker, name: &str, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut some = move |limit: u64| rng.random_range(0..limit);
+    for _ in 0..30 {
+        let (way, patience) = (some(9), Duration::from_millis(some(60)));
+        let (stop, (eligible, watch)) = (CancellationToken::new(), tokio::sync::watch::channel(true));
+        let (own, candidate) = (locker.clone(), locker.candidate(name).until(stop.clone()).eligible(watch));
+        let candidate = if way == 8 { candidate.takeover_delay(patience / 4) } else { candidate };
+        let run = tokio::spawn(async move {
+            let job = async |lease: Lease| {
+                match way {
+                    0 => return Err("it failed"),
+                    // As a panic does, but for the message.
+                    1 => std::panic::resume_unwind(Box::new("it panicked")),
+                    2 => lease.step_down(),
+                    3 => return Ok(()),
+                    4 => drop(own.step_down(lease.name()).await),
+                    _ => {}
+                }
+                lease.cancelled().await;
+                Ok(())
+            };
+            candidate.run(job).await
+        });
+        let (lock, rw_lock) = (locker.lock("stormy"), locker.rw_lock("stormy"));
+        let section = async {
+            match way % 4 {
+                0 => drop(lock.lock().await),
+                1 => drop(lock.try_lock().await.map(|guard| guard.map(LockGuard::release))),
+                2 => drop(tokio::join!(rw_lock.read(), rw_lock.read())),
+                _ => drop(rw_lock.write().await),
+            }
+        };
+        tokio::time::timeout(patience, section).await.ok();
+        match way {
+            5 => stop.cancel(),
+            6 => drop(eligible.send(false)),
+            7 => stage.end_session(locker.identity()),
+            _ => {}
+        }
+        tokio::time::sleep(patience / 2).await;
+        if way == 5 {
+            run.await.unwrap().ok();
+        } else {
+            run.abort();
+            run.await.ok();
+        }
+    }
+}
+
+/// M-01, M-02, M-04: whatever ends them, at whatever instant: what began has ended once, and no gauge stays behind.
+#[tokio::test]
+async fn after_a_storm_everything_that_began_has_ended_once() {
+    Scrape::set_up();
+    on_every_store(async |stage| {
+        let name = &format!("odd \"name\" in\ntwo lines, with \\ on {}", stage.kind());
+        let lockers = ["a", "b", "c"].map(|who| stage.locker(quick(who)));
+        let [a, b, c] = &lockers;
+        tokio::join!(storm(stage, a, name, 1), storm(stage, b, name, 2), storm(stage, c, name, 3));
+        Scrape::until("leasehold_leading", &[("name", name)], 0.0).await;
+        let now = Scrape::now();
+        let count = |transition| {
+            now.sum("leasehold_transitions_total", &[("name", name), ("transition", transition)]).unwrap()
+        };
+        let (acquired, released, lost) = (count("acquired"), count("released"), count("lost"));
+        assert!(acquired > 10.0 && (acquired - released - lost).abs() < f64::EPSILON, "{}", now.text());
+        assert_eq!(now.sum("leasehold_deadline_timestamp_seconds", &[("name", name)]), Some(0.0));
+        for locker in &lockers {
+            locker.close().await;
+        }
+        // Other tests have Lockers in memory as well, where those of this test have no address of their own.
+        let store = now.label("leasehold_leading", "store", &[("name", name)]);
+        if store != "memory" {
+            Scrape::until("leasehold_locks_held", &[("store", &store)], 0.0).await;
+            Scrape::until("leasehold_sessions", &[("store", &store)], 0.0).await;
+        }
     })
     .await;
 }

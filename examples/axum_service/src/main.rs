@@ -14,17 +14,24 @@ mod http;
 mod payments;
 
 use std::env;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold::{CancellationToken, Locker, Options};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
 
 /// Seconds: from what a healthy store takes to what a lease does not survive.
 const BUCKETS: [f64; 7] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0];
+
+/// How long those who are being served have when the service ends, and then the pool: one who sends half a request, and then
+/// nothing, would keep it for ever, as would a statement that waits for a lock. With the drain timeout this is less than the
+/// 30 s after which Kubernetes kills.
+const DRAIN: Duration = Duration::from_secs(3);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -33,19 +40,13 @@ async fn main() -> anyhow::Result<()> {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Prefix("leasehold_".into()), &BUCKETS)?
         .install_recorder()?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let url = env::var("DATABASE_URL").context("DATABASE_URL is not set")?;
-    // PgBouncer refuses that option as it is delivered.
-    let target = url.parse::<PgConnectOptions>()?.extra_float_digits(None);
-    let pool = PgPoolOptions::new().connect_with(target).await.context("the database")?;
-    // A job that hangs must not hold up a deployment: after 20 s its future is dropped, and its lease released.
-    let options = env::var("LEASEHOLD_OPTIONS").unwrap_or_else(|_| "drain_timeout=20s".to_owned());
-    let options: Options = options.parse().context("LEASEHOLD_OPTIONS")?;
-    // One session for everything that this process coordinates; it takes no connection from the pool.
-    let locker = Locker::at(&env::var("LEASEHOLD_STORE").unwrap_or(url), options)?;
-    payments::make_table(&locker, &pool).await?;
+    // Also while it waits for a database that does not answer.
+    let (pool, locker) = tokio::select! {
+        started = start(&url) => started?,
+        () = told_to_stop(&mut terminate, &mut interrupt) => return Ok(()),
+    };
 
     let (shutdown, serving) = (CancellationToken::new(), CancellationToken::new());
     let app = http::App::new(&locker, &pool, recorder, shutdown.clone());
@@ -54,12 +55,11 @@ async fn main() -> anyhow::Result<()> {
     println!("listening on {}", listener.local_addr()?);
     let server =
         axum::serve(listener, http::router(app)).with_graceful_shutdown(serving.clone().cancelled_owned());
-    let server = tokio::spawn(server.into_future());
+    let mut server = tokio::spawn(server.into_future());
     let mut reconciler = tokio::spawn(payments::reconcile(locker.clone(), pool.clone(), shutdown.clone()));
 
     let ended = tokio::select! {
-        _ = terminate.recv() => None,
-        _ = interrupt.recv() => None,
+        () = told_to_stop(&mut terminate, &mut interrupt) => None,
         // Only if leasehold must not be used as it is: there is nothing left to wait for.
         ended = &mut reconciler => Some(ended),
     };
@@ -75,10 +75,38 @@ async fn main() -> anyhow::Result<()> {
     };
     // Then those who are being served, and nobody new.
     serving.cancel();
-    server.await??;
+    if let Ok(served) = tokio::time::timeout(DRAIN, &mut server).await {
+        served??;
+    } else {
+        warn!("somebody is still being served after {DRAIN:?}, and is left");
+        server.abort();
+    }
     // Nobody uses the session any more.
     locker.close().await;
     // Last, what all of them have used.
-    pool.close().await;
+    if tokio::time::timeout(DRAIN, pool.close()).await.is_err() {
+        warn!("the database is still busy for this process after {DRAIN:?}, and is left");
+    }
     reconciled?
+}
+
+async fn told_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Everything that needs the database before anybody is served.
+async fn start(url: &str) -> anyhow::Result<(PgPool, Locker)> {
+    // PgBouncer refuses that option as it is delivered.
+    let target = url.parse::<PgConnectOptions>()?.extra_float_digits(None);
+    let pool = PgPoolOptions::new().connect_with(target).await.context("the database")?;
+    // A job that hangs must not hold up a deployment: after 20 s its future is dropped, and its lease released.
+    let options = env::var("LEASEHOLD_OPTIONS").unwrap_or_else(|_| "drain_timeout=20s".to_owned());
+    let options: Options = options.parse().context("LEASEHOLD_OPTIONS")?;
+    // One session for everything that this process coordinates; it takes no connection from the pool.
+    let locker = Locker::at(&env::var("LEASEHOLD_STORE").unwrap_or_else(|_| url.to_owned()), options)?;
+    payments::make_table(&locker, &pool).await?;
+    Ok((pool, locker))
 }

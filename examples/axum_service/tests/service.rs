@@ -1,7 +1,8 @@
 //! The service as it runs: two processes, on a PostgreSQL server that the test starts and stops.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -34,15 +35,15 @@ struct Service {
 
 impl Service {
     fn start(cluster: &Cluster) -> Self {
-        Self::with(&cluster.url("postgres", "", "postgres"), cluster)
+        Self::with(&cluster.url("postgres", "", "postgres"), cluster, QUICK)
     }
 
     /// Its pool goes by a URL of its own.
-    fn with(pool: &str, cluster: &Cluster) -> Self {
+    fn with(pool: &str, cluster: &Cluster, options: &str) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_axum_service"))
             .env("DATABASE_URL", pool)
             .env("LEASEHOLD_STORE", cluster.url("postgres", "", "postgres"))
-            .env("LEASEHOLD_OPTIONS", QUICK)
+            .env("LEASEHOLD_OPTIONS", options)
             .env("LISTEN", "127.0.0.1:0")
             .stdout(Stdio::piped())
             .spawn()
@@ -153,7 +154,7 @@ async fn payments_that_any_replica_takes_are_settled_by_the_leader() {
 async fn the_pool_may_go_through_a_pooler_in_transaction_mode() {
     let cluster = Cluster::new();
     let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, 1);
-    let services = [(); 2].map(|()| Service::with(&pooler.url(), &cluster));
+    let services = [(); 2].map(|()| Service::with(&pooler.url(), &cluster, QUICK));
     for _ in 0..3 {
         for service in &services {
             let settled = service.until_settled(service.pay()).await;
@@ -247,4 +248,57 @@ async fn a_shutdown_finishes_the_work_at_hand_before_it_hands_over() {
         of_leader.as_str().unwrap()
     );
     until("its session is gone", || watch.one::<i64>(&sessions) == 0).await;
+}
+
+/// It ends when it is told to, whatever somebody who connected to it does not do.
+#[tokio::test]
+async fn half_a_request_keeps_nobody_from_ending() {
+    let cluster = Cluster::new();
+    let service = Service::start(&cluster);
+    let mut connection = TcpStream::connect(&service.address).unwrap();
+    connection.write_all(b"GET /livez HTTP/1.1\r\nHo").unwrap();
+    // Whoever connected later is answered: so that one has been let in.
+    assert_eq!(service.status("/livez"), Some(200));
+    service.terminate();
+    assert!(service.ended().await.success());
+}
+
+/// It ends at once while it waits for a database that takes connections, and then does not say a word.
+#[tokio::test]
+async fn a_service_that_waits_for_its_database_can_be_told_to_end() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://app@{}/app", silent.local_addr().unwrap());
+    let process = Command::new(env!("CARGO_BIN_EXE_axum_service"))
+        .env("DATABASE_URL", url)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let http = ureq::Agent::new_with_defaults();
+    let service = Service { process, address: String::new(), http };
+    let (_connection, _) = silent.accept().unwrap();
+    service.terminate();
+    assert!(service.ended().await.success());
+}
+
+/// A job that hangs in a statement is dropped, and the process ends though the server goes on with that statement.
+#[tokio::test]
+async fn a_statement_that_hangs_keeps_nobody_from_ending() {
+    let cluster = Cluster::new();
+    let service = Service::with(
+        &cluster.url("postgres", "", "postgres"),
+        &cluster,
+        &format!("{QUICK},drain_timeout=500ms"),
+    );
+    let admin = cluster.admin();
+    admin.sql("BEGIN");
+    admin.sql("LOCK TABLE payments IN SHARE MODE");
+    admin.sql("INSERT INTO payments DEFAULT VALUES");
+    let watch = support::postgres::Admin::new(cluster.options());
+    let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payments'::regclass";
+    until("it waits for the table", || watch.one::<i64>(waits) == 1).await;
+    service.terminate();
+    assert!(service.ended().await.success());
+    admin.sql("COMMIT");
+    until("what it waited for has come to nothing", || watch.one::<i64>(waits) == 0).await;
+    assert_eq!(watch.one::<i64>("SELECT count(*) FROM payments WHERE settled > 0"), 0);
 }

@@ -49,6 +49,20 @@ impl Scrape {
         scrape
     }
 
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// The value of a label of the one series of a metric that has these labels.
+    pub(crate) fn label(&self, metric: &str, label: &str, labels: &[(&str, &str)]) -> String {
+        let has = |series: &&str| {
+            labels.iter().all(|(label, value)| series.contains(&format!("{label}={value:?}")))
+        };
+        let series = self.0.lines().filter(|line| line.starts_with(metric)).find(has).unwrap();
+        let (_, value) = series.split_once(&format!("{label}=\"")).unwrap();
+        value.split_once('"').unwrap().0.to_owned()
+    }
+
     /// The sum of all series of a metric that have these labels; nothing, if there are none.
     pub(crate) fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let has =

@@ -217,6 +217,26 @@ impl Stage {
         }
     }
 
+    /// Ends the session of this Locker, if it has one; on files, where nobody can, the lease of nobody.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn end_session(&self, identity: &str) {
+        match self {
+            Self::Files(_) => {}
+            Self::Memory(memory) | Self::Expiring(memory) => memory.kill(identity),
+            #[cfg(all(unix, feature = "postgres"))]
+            Self::Postgres(postgres) => {
+                let admin = postgres.database.admin();
+                for pid in admin.backends(&format!("leasehold/{identity}")) {
+                    admin.terminate(pid);
+                }
+            }
+            #[cfg(all(unix, feature = "redis"))]
+            Self::Redis(server) | Self::Cluster(server) => {
+                server.ask::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            }
+        }
+    }
+
     /// Counts the sessions with the store.
     pub(crate) fn sessions(&self) -> usize {
         match self {
