@@ -423,6 +423,23 @@ async fn only_a_statement_without_a_name_can_be_sent_by_the_next_client_of_a_ser
     sqlx::raw_sql("SELECT 1").execute(&mut alone).await.unwrap();
 }
 
+/// F-32, documented: each Locker needs a server connection, and one more is needed for a while by whoever looks for a
+/// pooler.
+#[tokio::test]
+async fn a_session_pooler_needs_one_server_connection_more_than_there_are_lockers() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 2, "");
+    let one = Locker::connect(&bouncer.url(), patient("one")).await.unwrap();
+    let error = Locker::connect(&bouncer.url(), patient("two")).await.unwrap_err();
+    assert!(matches!(&error, Error::Connect(ConnectError::NoSecondConnection { .. })), "{error}");
+    one.close().await;
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 3, "");
+    let one = Locker::connect(&bouncer.url(), patient("one")).await.unwrap();
+    let two = Locker::connect(&bouncer.url(), patient("two")).await.unwrap();
+    one.close().await;
+    two.close().await;
+}
+
 /// F-32: a pooler that is told to pause waits for the sessions that it serves; one that stands still costs the lease, by
 /// its deadline, and is used again when it goes on.
 #[tokio::test]
