@@ -6,7 +6,7 @@ use leasehold::{Fenced, Key, Kind, Lease, LockError, Locker, State};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::support::postgres::{Cluster, Database, PgBouncer, PoolMode};
-use crate::support::{AT_ONCE, Log, Member, Stage, on_every_store, quick, until};
+use crate::support::{AT_ONCE, Log, Member, Stage, eventually, on_every_store, quick, sleepy, until};
 
 pub(crate) async fn run(connection: &mut PgConnection, sql: impl Into<String>) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(AssertSqlSafe(sql.into())).execute(connection).await.map(drop)
@@ -295,10 +295,11 @@ async fn a_fence_works_through_a_transaction_pooler() {
         cluster.admin().sql("CREATE TABLE written (what text)");
         let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, connections);
         let log = Log::default();
-        let locker = |who| Locker::postgres(cluster.options(), quick(who)).unwrap();
-        let mut earlier = Member::on(&locker("a"), "job", "a", &log);
+        let locker = |options| Locker::postgres(cluster.options(), options).unwrap();
+        // When it has stepped down it does not ask again before the other one has been woken.
+        let mut earlier = Member::on(&locker(sleepy("a")), "job", "a", &log);
         let lease = earlier.leads().await;
-        let mut later = Member::on(&locker("b"), "job", "b", &log);
+        let mut later = Member::on(&locker(quick("b")), "job", "b", &log);
         later.stands_by().await;
         let mut clients = [through(&pooler).await, through(&pooler).await];
         for client in &mut clients {
@@ -311,7 +312,8 @@ async fn a_fence_works_through_a_transaction_pooler() {
         let mut tx = one.begin().await.unwrap();
         lease.fence(&mut tx).await.unwrap();
         lease.step_down();
-        until("b waits for it", || later.locker.state("job") == State::Blocked).await;
+        let states = || (earlier.locker.state("job"), later.locker.state("job"));
+        eventually("b waits for it", states, |(_, of_later)| *of_later == State::Blocked).await;
         write_through(&mut tx, "at last").await.unwrap();
         tx.commit().await.unwrap();
         let next = later.leads().await;
