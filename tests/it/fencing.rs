@@ -6,7 +6,7 @@ use leasehold::{Fenced, Key, Kind, Lease, LockError, Locker, State};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::support::postgres::{Cluster, Database, PgBouncer, PoolMode};
-use crate::support::{AT_ONCE, Log, Member, Stage, on_every_store, quick, until};
+use crate::support::{AT_ONCE, Log, Member, Stage, eventually, on_every_store, quick, sleepy, until};
 
 pub(crate) async fn run(connection: &mut PgConnection, sql: impl Into<String>) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(AssertSqlSafe(sql.into())).execute(connection).await.map(drop)
@@ -275,31 +275,60 @@ async fn a_fence_ends_with_its_savepoint_and_is_not_chained() {
     member.stop().await.unwrap();
 }
 
-/// T-02: the fence is the same through a pooler in transaction mode, on whatever server connection it comes by.
+/// What the guide on poolers says of connections through one: no statement of theirs has a name.
+async fn through(pooler: &PgBouncer) -> PgConnection {
+    PgConnection::connect_with(&pooler.options().statement_cache_capacity(0)).await.unwrap()
+}
+
+/// As the guide says to write a query there.
+async fn write_through(tx: &mut PgConnection, what: &str) -> Result<(), sqlx::Error> {
+    let insert = sqlx::query("INSERT INTO written VALUES ($1)").bind(what);
+    insert.persistent(false).execute(tx).await.map(drop)
+}
+
+/// T-02: the fence is the same through a pooler in transaction mode, on whatever server connection it comes by; also where
+/// another client has used that one before, in the same way.
 #[tokio::test]
 async fn a_fence_works_through_a_transaction_pooler() {
-    let cluster = Cluster::new();
-    cluster.admin().sql("CREATE TABLE written (what text)");
-    let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, 2);
-    let log = Log::default();
-    let locker = |who| Locker::postgres(cluster.options(), quick(who)).unwrap();
-    let mut earlier = Member::on(&locker("a"), "job", "a", &log);
-    let lease = earlier.leads().await;
-    let mut later = Member::on(&locker("b"), "job", "b", &log);
-    later.stands_by().await;
-    let options = pooler.options().statement_cache_capacity(0);
-    let mut through = PgConnection::connect_with(&options).await.unwrap();
-    let mut tx = through.begin().await.unwrap();
-    lease.fence(&mut tx).await.unwrap();
-    lease.step_down();
-    until("b waits for it", || later.locker.state("job") == State::Blocked).await;
-    write_and_commit(tx).await;
-    later.leads().await;
-    let mut tx = through.begin().await.unwrap();
-    assert!(matches!(lease.fence(&mut tx).await, Err(Fenced::Over)));
-    write_and_commit(tx).await;
-    assert_eq!(cluster.admin().one::<usize>("SELECT count(*) FROM written"), 1);
-    drop((earlier.stop().await, later.stop().await));
+    for connections in [1, 2] {
+        let cluster = Cluster::new();
+        cluster.admin().sql("CREATE TABLE written (what text)");
+        let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, connections);
+        let log = Log::default();
+        let locker = |options| Locker::postgres(cluster.options(), options).unwrap();
+        // When it has stepped down it does not ask again before the other one has been woken.
+        let mut earlier = Member::on(&locker(sleepy("a")), "job", "a", &log);
+        let lease = earlier.leads().await;
+        let mut later = Member::on(&locker(quick("b")), "job", "b", &log);
+        later.stands_by().await;
+        let mut clients = [through(&pooler).await, through(&pooler).await];
+        for client in &mut clients {
+            let mut tx = client.begin().await.unwrap();
+            lease.fence(&mut tx).await.unwrap();
+            write_through(&mut tx, "in turn").await.unwrap();
+            tx.commit().await.unwrap();
+        }
+        let [mut one, mut other] = clients;
+        let mut tx = one.begin().await.unwrap();
+        lease.fence(&mut tx).await.unwrap();
+        lease.step_down();
+        let states = || (earlier.locker.state("job"), later.locker.state("job"));
+        eventually("b waits for it", states, |(_, of_later)| *of_later == State::Blocked).await;
+        write_through(&mut tx, "at last").await.unwrap();
+        tx.commit().await.unwrap();
+        let next = later.leads().await;
+        let mut tx = one.begin().await.unwrap();
+        assert!(matches!(lease.fence(&mut tx).await, Err(Fenced::Over)));
+        write_through(&mut tx, "too late").await.unwrap_err();
+        tx.commit().await.ok();
+        let mut tx = other.begin().await.unwrap();
+        next.fence(&mut tx).await.unwrap();
+        write_through(&mut tx, "in the next term").await.unwrap();
+        tx.commit().await.unwrap();
+        let written = cluster.admin().sql("SELECT what FROM written");
+        assert_eq!(written.concat(), ["in turn", "in turn", "at last", "in the next term"], "{connections}");
+        drop((earlier.stop().await, later.stop().await));
+    }
 }
 
 /// T-06: a store without transactions says so at once, and so does a lock that was not asked to fence.

@@ -390,6 +390,56 @@ async fn a_pooler_that_is_full_is_told_and_waited_for() {
     until("no lock", || cluster.admin().advisory_rows().is_empty()).await;
 }
 
+/// F-32, L-18, documented: what the guide warns of, whose queries go through a pooler in transaction mode. A statement with a
+/// name stays on the server connection, and is in the way of the next client that has one of that name; sqlx names each one
+/// that is persistent, also where it keeps none. One without a name comes in two messages, which only a transaction keeps
+/// together. A single message of the simple protocol always goes.
+#[tokio::test]
+async fn only_a_statement_without_a_name_can_be_sent_by_the_next_client_of_a_server_connection() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::new(&cluster, PoolMode::Transaction, 1);
+    let client = async |options| PgConnection::connect_with(&options).await.unwrap();
+    let query = |is_persistent| sqlx::query("SELECT $1::int").bind(1).persistent(is_persistent);
+    // The first one leaves the name there.
+    let mut first = client(bouncer.options().statement_cache_capacity(0)).await;
+    query(true).execute(&mut first).await.unwrap();
+    for capacity in [0, 100] {
+        let mut next = client(bouncer.options().statement_cache_capacity(capacity)).await;
+        let mut tx = next.begin().await.unwrap();
+        let error = query(true).execute(&mut *tx).await.unwrap_err().to_string();
+        assert!(error.contains("prepared statement \"sqlx_s_1\" already exists"), "{capacity}: {error}");
+        tx.rollback().await.unwrap();
+        let mut tx = next.begin().await.unwrap();
+        query(false).execute(&mut *tx).await.unwrap();
+        sqlx::raw_sql("SELECT 1").execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    let bouncer = PgBouncer::new(&cluster, PoolMode::Transaction, 2);
+    // Until the pool has both, there is nothing to be taken in turn.
+    inspect(&bouncer, 2).await;
+    let mut alone = client(bouncer.options().statement_cache_capacity(0)).await;
+    let error = query(false).execute(&mut alone).await.unwrap_err().to_string();
+    assert!(error.contains("unnamed prepared statement does not exist"), "{error}");
+    sqlx::raw_sql("SELECT 1").execute(&mut alone).await.unwrap();
+}
+
+/// F-32, documented: each Locker needs a server connection, and one more is needed for a while by whoever looks for a
+/// pooler.
+#[tokio::test]
+async fn a_session_pooler_needs_one_server_connection_more_than_there_are_lockers() {
+    let cluster = Cluster::new();
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 2, "");
+    let one = Locker::connect(&bouncer.url(), patient("one")).await.unwrap();
+    let error = Locker::connect(&bouncer.url(), patient("two")).await.unwrap_err();
+    assert!(matches!(&error, Error::Connect(ConnectError::NoSecondConnection { .. })), "{error}");
+    one.close().await;
+    let bouncer = PgBouncer::with(&cluster, PoolMode::Session, 3, "");
+    let one = Locker::connect(&bouncer.url(), patient("one")).await.unwrap();
+    let two = Locker::connect(&bouncer.url(), patient("two")).await.unwrap();
+    one.close().await;
+    two.close().await;
+}
+
 /// F-32: a pooler that is told to pause waits for the sessions that it serves; one that stands still costs the lease, by
 /// its deadline, and is used again when it goes on.
 #[tokio::test]

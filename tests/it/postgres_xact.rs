@@ -190,17 +190,18 @@ async fn sections_exclude_each_other_through_a_transaction_pooler() {
         let bouncer = PgBouncer::new(&cluster, PoolMode::Transaction, connections);
         let (log, mut clients) = (Log::default(), JoinSet::new());
         for client in 0..CLIENTS {
-            let (through, log) = (bouncer.options(), log.clone());
+            let (through, log) = (bouncer.options().statement_cache_capacity(0), log.clone());
             clients.spawn(async move {
                 let mut connection = PgConnection::connect_with(&through).await.unwrap();
                 for _ in 0..ROUNDS {
                     let mut tx = connection.begin().await.unwrap();
                     xact_lock(&mut tx, INVOICES.name(&42)).await.unwrap();
                     let body = log.body(&client.to_string());
-                    let n: i32 =
-                        sqlx::raw_sql("SELECT n FROM counter").fetch_one(&mut *tx).await.unwrap().get(0);
-                    let sql = AssertSqlSafe(format!("UPDATE counter SET n = {}", n + 1));
-                    sqlx::raw_sql(sql).execute(&mut *tx).await.unwrap();
+                    // As the guide on poolers says to write queries there.
+                    let read = sqlx::query_scalar("SELECT n FROM counter").persistent(false);
+                    let n: i32 = read.fetch_one(&mut *tx).await.unwrap();
+                    let write = sqlx::query("UPDATE counter SET n = $1").bind(n + 1).persistent(false);
+                    write.execute(&mut *tx).await.unwrap();
                     drop(body);
                     tx.commit().await.unwrap();
                 }

@@ -17,7 +17,8 @@ Examples:
   leasehold doctor --query-timeout 2s --json | jq '.checks[] | select(.verdict != \"good\")'
 
 A line is a check: verdict (good, warning, bad), what was looked at, what was found -> what to
-change.
+change. Its bounds are those of `leasehold run` with the same options, whose takeover delay of 1s
+(none on files) is in them; --takeover-delay=0s shows those of a service with default options.
 
 Exit codes:
   0   go, with warnings or without
