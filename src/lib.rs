@@ -82,6 +82,7 @@
 //! * `redis`: the store on Redis and Valkey, `Locker::redis`; the module `redis` says what holds there and what does not.
 //! * `tls` (on by default): encrypted connections to either, by rustls and the certificates that the system trusts.
 //! * `metrics`: what happens as numbers, for Prometheus and others: the guide on [metrics](guide::metrics).
+//! * `cli`: the program `leasehold`, for whatever can be started from a shell. The library is the same without.
 //! * `testing`: the store in memory, `Memory`, for testing jobs on a paused clock, and for breaking it on purpose.
 
 mod candidate;

@@ -15,7 +15,8 @@
 //! # async fn settle(connection: &mut sqlx::PgConnection) -> anyhow::Result<()> {
 //! let mut tx = connection.begin().await?;
 //! tokio::time::timeout(Duration::from_secs(3), xact_lock(&mut tx, INVOICES.name(&42))).await??;
-//! sqlx::query("UPDATE invoices SET settled = true WHERE id = 42").execute(&mut *tx).await?;
+//! let update = sqlx::query("UPDATE invoices SET settled = true WHERE id = $1").bind(42);
+//! update.persistent(false).execute(&mut *tx).await?; // through a pooler, what is prepared must have no name
 //! tx.commit().await?;
 //! # Ok(())
 //! # }
@@ -94,7 +95,7 @@ pub enum XactLockError {
 /// ```no_run
 /// # async fn tidy(tx: &mut sqlx::PgConnection) -> anyhow::Result<()> {
 /// if leasehold::postgres::try_xact_lock(tx, "tidy").await? {
-///     sqlx::query("DELETE FROM sessions WHERE ends_at < now()").execute(&mut *tx).await?;
+///     sqlx::raw_sql("DELETE FROM sessions WHERE ends_at < now()").execute(&mut *tx).await?;
 /// }
 /// # Ok(())
 /// # }

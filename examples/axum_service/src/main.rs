@@ -99,8 +99,9 @@ async fn told_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
 
 /// Everything that needs the database before anybody is served.
 async fn start(url: &str) -> anyhow::Result<(PgPool, Locker)> {
-    // PgBouncer refuses that option as it is delivered.
-    let target = url.parse::<PgConnectOptions>()?.extra_float_digits(None);
+    // For poolers: PgBouncer refuses that option as it is delivered, and through transaction mode nothing may be prepared under
+    // a name. Without one leave both out.
+    let target = url.parse::<PgConnectOptions>()?.extra_float_digits(None).statement_cache_capacity(0);
     let pool = PgPoolOptions::new().connect_with(target).await.context("the database")?;
     // A job that hangs must not hold up a deployment: after 20 s its future is dropped, and its lease released.
     let options = env::var("LEASEHOLD_OPTIONS").unwrap_or_else(|_| "drain_timeout=20s".to_owned());

@@ -1,14 +1,14 @@
 //! Payments: taken by every replica, settled by the one that leads.
 //!
-//! Queries are not `persistent`: through a pooler in transaction mode, a statement that was prepared is on a connection that
-//! others use. Without such a pooler leave that out.
+//! Queries are sent so that a pooler in transaction mode can stand in between: each with arguments in a transaction and not
+//! `persistent`, since what was prepared is on a connection that others use as well. Without such a pooler leave that out.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold::{CancellationToken, Lease, Locker, RunError};
 use serde::Serialize;
-use sqlx::PgPool;
+use sqlx::{PgPool, Row as _};
 use tracing::{error, info};
 
 /// What the leader is the leader of. All replicas use the same name.
@@ -33,14 +33,13 @@ pub struct Payment {
 pub async fn make_table(locker: &Locker, pool: &PgPool) -> anyhow::Result<()> {
     let lock = locker.lock("payments/schema");
     lock.with_timeout(Duration::from_secs(30), async |_: Lease| {
-        sqlx::query(
+        sqlx::raw_sql(
             "CREATE TABLE IF NOT EXISTS payments (
                 id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
                 settled_by text,
                 settled int NOT NULL DEFAULT 0
             )",
         )
-        .persistent(false)
         .execute(pool)
         .await
         .context("the table of payments")?;
@@ -50,13 +49,14 @@ pub async fn make_table(locker: &Locker, pool: &PgPool) -> anyhow::Result<()> {
 }
 
 pub async fn add(pool: &PgPool) -> sqlx::Result<i64> {
-    let query = sqlx::query_scalar("INSERT INTO payments DEFAULT VALUES RETURNING id");
-    query.persistent(false).fetch_one(pool).await
+    sqlx::raw_sql("INSERT INTO payments DEFAULT VALUES RETURNING id").fetch_one(pool).await?.try_get(0)
 }
 
 pub async fn get(pool: &PgPool, id: i64) -> sqlx::Result<Option<Payment>> {
     let query = sqlx::query_as("SELECT settled_by, settled FROM payments WHERE id = $1").bind(id);
-    let row = query.persistent(false).fetch_optional(pool).await?;
+    let mut tx = pool.begin().await?;
+    let row = query.persistent(false).fetch_optional(&mut *tx).await?;
+    tx.commit().await?;
     Ok(row.map(|(settled_by, settled)| Payment { id, settled_by, settled }))
 }
 

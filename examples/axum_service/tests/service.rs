@@ -149,16 +149,18 @@ async fn payments_that_any_replica_takes_are_settled_by_the_leader() {
     assert_eq!((leader.leads().as_deref(), standby.leads().as_deref()), (Some("1"), Some("0")));
 }
 
-/// Two replicas on one server connection of a pooler in transaction mode, in turn; their leases go past it.
+/// Two replicas share the server connections of a pooler in transaction mode, in turn; their leases go past it.
 #[tokio::test]
 async fn the_pool_may_go_through_a_pooler_in_transaction_mode() {
     let cluster = Cluster::new();
-    let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, 1);
-    let services = [(); 2].map(|()| Service::with(&pooler.url(), &cluster, QUICK));
-    for _ in 0..3 {
-        for service in &services {
-            let settled = service.until_settled(service.pay()).await;
-            assert_eq!(settled["settled"], 1);
+    for server_connections in [1, 3] {
+        let pooler = PgBouncer::new(&cluster, PoolMode::Transaction, server_connections);
+        let services = [(); 2].map(|()| Service::with(&pooler.url(), &cluster, QUICK));
+        for _ in 0..5 {
+            for service in &services {
+                let settled = service.until_settled(service.pay()).await;
+                assert_eq!(settled["settled"], 1);
+            }
         }
     }
 }
