@@ -84,6 +84,7 @@ impl<S: Store> Driver<S> {
         let inbox = Inbox {
             machine,
             answered: None,
+            has_told: false,
             requests,
             eager: None,
             closers: Vec::new(),
@@ -210,14 +211,15 @@ impl<S: Store> Driver<S> {
                     break cause;
                 }
                 *failures = 0;
-                report.send_modify(|report| report.answered = Some(clock::now()));
+                inbox.report(report);
                 continue;
             }
             if inbox.answered.is_some() {
-                match inbox.tell_answers() {
-                    Ok(()) => continue,
-                    Err(cause) => break cause,
+                if let Err(cause) = inbox.tell_answers() {
+                    break cause;
                 }
+                inbox.report(report);
+                continue;
             }
             if inbox.is_done() {
                 return Served::Done;
@@ -353,6 +355,8 @@ struct Inbox<S: Store> {
     machine: Machine<HeldOf<S>>,
     /// Told as soon as the next statement is on its way, if there is one.
     answered: Option<Answered<HeldOf<S>>>,
+    /// They were told since the handles heard of an answer.
+    has_told: bool,
     requests: mpsc::UnboundedReceiver<Request>,
     /// Who waits for the first connection.
     eager: Option<oneshot::Sender<Result<(), ConnectError>>>,
@@ -446,9 +450,17 @@ impl<S: Store> Inbox<S> {
     fn tell_answers(&mut self) -> Result<(), LossCause> {
         match self.answered.take() {
             Some(Answered { batch, exchanged, sent }) => {
+                self.has_told = true;
                 self.machine.on_exchange(batch, exchanged, sent, clock::now())
             }
             None => Ok(()),
+        }
+    }
+
+    /// Tells the handles that there was an answer, once they see what it says: whoever looks for the one finds the other.
+    fn report(&mut self, report: &watch::Sender<Report>) {
+        if std::mem::take(&mut self.has_told) || self.answered.is_none() {
+            report.send_modify(|report| report.answered = Some(clock::now()));
         }
     }
 
@@ -626,5 +638,34 @@ mod tests {
         let led = tokio::time::timeout(Duration::from_mins(1), led).await.expect("the driver is starved");
         assert_eq!(led.unwrap(), Some(()));
         locker.close().await;
+    }
+
+    /// Whoever sees that the store has answered sees what it said: a candidate that has asked, and does not lead then, was
+    /// refused. On two threads, as often as it takes to look in between.
+    #[test]
+    fn an_answer_is_reported_when_what_it_says_can_be_seen() {
+        for round in 0..300 {
+            let locker = Locker::on_thread(Flooding, Options::default()).unwrap();
+            one_thread().block_on(locker.connected()).unwrap();
+            let before = locker.last_answer();
+            let of_thread = locker.clone();
+            let leads = std::thread::spawn(move || {
+                one_thread().block_on(of_thread.run("job", async |lease: Lease| {
+                    lease.cancelled().await;
+                    Ok::<_, Infallible>(())
+                }))
+            });
+            while locker.last_answer() == before {
+                std::hint::spin_loop();
+            }
+            let state = locker.state("job");
+            assert!(matches!(state, crate::State::Leading { .. }), "round {round}: {state:?}");
+            one_thread().block_on(locker.close());
+            leads.join().unwrap().unwrap();
+        }
+    }
+
+    fn one_thread() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 }

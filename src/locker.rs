@@ -120,10 +120,15 @@ impl Locker {
     /// ```
     pub async fn connect(url: &str, options: Options) -> Result<Self, Error> {
         let locker = Self::at(url, options)?;
-        let (reply, answer) = oneshot::channel();
-        locker.inner.send(Request::Connect(reply))?;
-        answer.await.map_err(|_| Error::Driver)??;
+        locker.connected().await?;
         Ok(locker)
+    }
+
+    /// Connects now.
+    pub(crate) async fn connected(&self) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.inner.send(Request::Connect(reply))?;
+        Ok(answer.await.map_err(|_| Error::Driver)??)
     }
 
     /// Makes a Locker for the store of a URL, as [`connect`](Self::connect) does, but connects only when the first run asks:
