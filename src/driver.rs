@@ -84,7 +84,7 @@ impl<S: Store> Driver<S> {
         let inbox = Inbox {
             machine,
             answered: None,
-            has_told: false,
+            told: None,
             requests,
             eager: None,
             closers: Vec::new(),
@@ -237,6 +237,7 @@ impl<S: Store> Driver<S> {
         };
         // It is lost either way.
         inbox.tell_answers().ok();
+        inbox.told = None;
         Served::Lost(lost)
     }
 
@@ -355,8 +356,8 @@ struct Inbox<S: Store> {
     machine: Machine<HeldOf<S>>,
     /// Told as soon as the next statement is on its way, if there is one.
     answered: Option<Answered<HeldOf<S>>>,
-    /// They were told since the handles heard of an answer.
-    has_told: bool,
+    /// When they were, if the handles have not heard of that.
+    told: Option<Instant>,
     requests: mpsc::UnboundedReceiver<Request>,
     /// Who waits for the first connection.
     eager: Option<oneshot::Sender<Result<(), ConnectError>>>,
@@ -450,8 +451,9 @@ impl<S: Store> Inbox<S> {
     fn tell_answers(&mut self) -> Result<(), LossCause> {
         match self.answered.take() {
             Some(Answered { batch, exchanged, sent }) => {
-                self.has_told = true;
-                self.machine.on_exchange(batch, exchanged, sent, clock::now())
+                let now = clock::now();
+                self.told = Some(now);
+                self.machine.on_exchange(batch, exchanged, sent, now)
             }
             None => Ok(()),
         }
@@ -459,8 +461,10 @@ impl<S: Store> Inbox<S> {
 
     /// Tells the handles that there was an answer, once they see what it says: whoever looks for the one finds the other.
     fn report(&mut self, report: &watch::Sender<Report>) {
-        if std::mem::take(&mut self.has_told) || self.answered.is_none() {
-            report.send_modify(|report| report.answered = Some(clock::now()));
+        // Any other statement was told at once.
+        let told = self.told.take().or_else(|| self.answered.is_none().then(clock::now));
+        if let Some(told) = told {
+            report.send_modify(|report| report.answered = Some(told));
         }
     }
 
