@@ -311,7 +311,8 @@ async fn answers_that_are_late_come_in_order() {
     proxy.delay(Duration::ZERO);
     let mut connection = PgConnection::connect_with(&options).await.unwrap();
     sqlx::raw_sql("SELECT 1").execute(&mut connection).await.unwrap();
-    assert!(!late.is_finished());
+    // However long that took on a busy machine.
+    assert!(!late.is_finished() || since.elapsed() >= delay);
     late.await.unwrap().unwrap();
     assert!(since.elapsed() >= delay);
 }
