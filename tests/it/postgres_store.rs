@@ -178,8 +178,8 @@ async fn out_of_lock_memory_costs_only_what_does_not_fit() {
     for other in others {
         other.abort().await;
     }
-    locker.step_down("nobody").await.unwrap();
-    assert_eq!(locks(&cluster), 2);
+    // What a statement that failed has left is found by the next one.
+    until("nothing else is locked", || locks(&cluster) == 2).await;
     assert!(lease.is_held());
     first.stop().await.unwrap();
     locker.close().await;
