@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+#[cfg(feature = "metrics")]
 use crate::clock;
 use crate::driver::command::{Place, Purpose};
 use crate::driver::term::{Reason, Term};
@@ -84,6 +85,7 @@ enum What {
 pub(crate) struct Asking {
     meter: Meter,
     kind: Kind,
+    #[cfg(feature = "metrics")]
     since: Instant,
     outcome: &'static str,
 }
@@ -358,7 +360,13 @@ impl Meter {
     }
 
     pub(crate) fn asks(&self, kind: Kind) -> Asking {
-        Asking { meter: self.clone(), kind, since: clock::now(), outcome: "cancelled" }
+        Asking {
+            meter: self.clone(),
+            kind,
+            #[cfg(feature = "metrics")]
+            since: clock::now(),
+            outcome: "cancelled",
+        }
     }
 
     /// Somebody serves the slots of this name: what has not become of any is told from the start.

@@ -279,12 +279,13 @@ impl Term {
                 vital.reason = Some(if self.stop.is_cancelled() { Reason::Shutdown } else { reason });
             }
         }
-        let (begun, reason) = (vital.begun.take(), vital.reason.clone());
+        // Once: this is asked again whenever somebody looks at a term that is over.
+        let begun = vital.begun.take().map(|begun| (begun, vital.reason.clone()));
         drop(vital);
         self.stop.cancel();
         self.lost.cancel();
         // After those who have to stop were told.
-        if let (Some(begun), Some(reason)) = (begun, reason) {
+        if let Some((begun, Some(reason))) = begun {
             begun.ended(&reason, self.job.get().copied());
         }
     }

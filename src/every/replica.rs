@@ -82,8 +82,8 @@ impl Replica {
         name.validate().map_err(EveryError::Name)?;
         let key = Key::of(Kind::Lock, &name);
         let plan = schedule.plan(key)?;
-        // Those who were kept from the same slot do not come back at the same instant.
         locker.meter.serves(&name);
+        // Those who were kept from the same slot do not come back at the same instant.
         let seed = Key::of(Kind::Lock, &locker.options.identity).get().cast_unsigned();
         Ok(Self {
             lock: Lock::new(Arc::clone(&locker), name.clone(), None).fenced(),

@@ -49,9 +49,11 @@ impl<H: Clone> Machine<H> {
         }
         self.on_answer(sent, true, now)?;
         self.meter.heartbeat(now.saturating_duration_since(sent));
-        for candidate in self.candidates.values() {
-            if let Phase::Held { term, .. } = &candidate.phase {
-                term.tell_deadline();
+        if cfg!(feature = "metrics") {
+            for candidate in self.candidates.values() {
+                if let Phase::Held { term, .. } = &candidate.phase {
+                    term.tell_deadline();
+                }
             }
         }
         for check in heartbeat.checks {
